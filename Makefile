@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 
-.PHONY: demo check fast test test-slow lint docs pictures notebooks examples lowest newest bench intervals reproduce quick clean
+.PHONY: demo check fast test test-slow lint docs pictures notebooks examples lowest newest extras bench intervals reproduce quick clean
 demo: .venv/.demo         ## train, calibrate, print the table, draw the intervals
 	$(BIN)/ffcp demo
 
@@ -38,6 +38,9 @@ newest:                   ## the tests with whatever is newest
 	$(PYTHON) -m venv .newest
 	.newest/bin/pip install --quiet --upgrade --editable ".[dev]" --editable "./paper[dev]"
 	.newest/bin/python -m pytest -n 2 -m "not slow"
+
+extras:                   ## sdist and wheel; each extra alone in a clean environment, and its door
+	$(PYTHON) tools/extras.py
 
 docs: .venv/.ready        ## the documentation site, in site/; a warning is an error
 	$(BIN)/python -m sphinx -W --keep-going -q -b html -d .venv/doctrees docs site

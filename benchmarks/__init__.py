@@ -1,1 +1,1 @@
-"""Time, memory and tightness, as ratios to hand-written code."""
+"""Benchmarks of speed, memory and interval quality; README.md lists them."""

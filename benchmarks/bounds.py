@@ -1,7 +1,7 @@
-"""Bounds against hand-written code, and against the exact range.
+"""Time and tightness of IBP and CROWN bounds: ``python -m benchmarks.bounds``.
 
-``python -m benchmarks.bounds`` prints how much longer `ffcp.bounds` takes than the same
-computation written out for one network, and how much wider its bounds are than the range.
+Prints how much longer ``ffcp.bounds`` takes than the same computation written by hand for one
+network, and how much wider the bounds are than the exact range.
 """
 
 import math
@@ -39,7 +39,7 @@ def _first(x: Tensor, radius: Tensor, first: nn.Linear, norm: float) -> Bounds:
 
 
 def _relax(low: Tensor, high: Tensor, center: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Slope of the lower line, slope and intercept of the upper line of a ReLU."""
+    """Return the lower slope, upper slope and upper intercept that bound a ReLU."""
     below, above = low.clamp(max=0), high.clamp(min=0)
     slope = above / (above - below).clamp(min=1e-30)
     return (center >= 0).to(low.dtype), slope, above * (1 - slope)
@@ -127,7 +127,7 @@ def fused_crown_after_relu(x: Tensor, radius: Tensor, net: nn.Sequential, norm: 
 def _hidden_crown(
     x: Tensor, radius: Tensor, one: nn.Linear, first: tuple[Tensor, Tensor, Tensor]
 ) -> Bounds:
-    """L2 bounds of W relu(x) + b. The signs of W fall on disjoint entries: no (n, 64, 64)."""
+    """Return L2 bounds of W relu(x) + b, by the signs of W, without a tensor (n, 64, 64)."""
     plus, minus = one.weight.clamp(min=0), one.weight.clamp(max=0)
     lower, upper, shift = first
     ends = []
@@ -140,7 +140,7 @@ def _hidden_crown(
 
 
 def _seconds(*calls: Callable[[], object]) -> list[float]:
-    """Best time of each, taken in turns so that all meet the same machine."""
+    """Return the best time of each call, timed in turn."""
     best = [math.inf] * len(calls)
     for repeat in range(REPEATS + 3):
         for i, call in enumerate(calls):
@@ -158,7 +158,7 @@ def _in_parts(bound: Callable[[Tensor, Tensor], Bounds], x: Tensor, radius: Tens
 
 
 def speed() -> None:
-    """Time by hand is the better of the whole batch at once and parts that fit the cache."""
+    """Compare times; by hand is the better of the whole batch and of parts that fit the cache."""
     torch.manual_seed(0)
     x, radius = torch.randn(ROWS, WIDTH), torch.rand(ROWS) * RADIUS
     plain = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 1))
@@ -192,7 +192,7 @@ def speed() -> None:
 
 
 def _disc(norm: float, points: int = 301) -> Tensor:
-    """Dense points of the unit ball in the plane, its boundary among them."""
+    """Return a dense grid of the unit disc, including its boundary."""
     if norm == 2:
         angles = torch.linspace(0, 2 * math.pi, points)
         radii = torch.linspace(0, 1, points)[:, None, None]

@@ -1,7 +1,7 @@
-"""Conditional calibration beside MAPIE's, on the same rows: ``python -m benchmarks.conditional``.
+"""Conditional calibration compared with MAPIE: ``python -m benchmarks.conditional``.
 
-Seconds for 1,000 new rows, the quantile regression of the calibration rows included, with 500 to
-2,000 calibration rows and 4 features; and where the ends of intervals differ. It needs
+Seconds for 1,000 new rows, including the quantile regression of 500 to 2,000 calibration rows with
+4 features, and how far the interval ends differ. Requires
 ``pip install 'mapie[conditional]'``.
 """
 
@@ -25,8 +25,8 @@ KINDS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-class Nothing(nn.Module):
-    """Predicts 0, for a row at a time."""
+class Zero(nn.Module):
+    """A model that predicts 0 for every row."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.zeros(len(x), dtype=x.dtype)
@@ -51,7 +51,7 @@ def main() -> None:
                 features: Any = features, x: Any = x, y: Any = y, new: Any = new
             ) -> np.ndarray:
                 calibration = ffcp.calibrations.Conditional(features)
-                predictor = ffcp.CP(Nothing(), calibration=calibration)
+                predictor = ffcp.CP(Zero(), calibration=calibration)
                 return predictor.calibrate(x, y).predict_interval(new, ALPHA).upper.numpy()
 
             def theirs(
@@ -65,7 +65,7 @@ def main() -> None:
                 upper: np.ndarray = peer.conformalize(x, y).predict_interval(new)[1][:, 1, 0]
                 return upper
 
-            # A threshold below 0 makes a point here, and there an interval with its ends exchanged.
+            # For a negative threshold ffcp returns a point, MAPIE an interval with swapped ends.
             gap = np.abs(ours() - np.maximum(theirs(), 0))
             best = best_of({"ffcp": ours, "MAPIE": theirs}, ROUNDS)
             shown.add_row(

@@ -1,7 +1,7 @@
-"""CP and FFCP against hand-written passes: ``make bench`` or ``python -m benchmarks.core``.
+"""CP and FFCP compared with bare passes of the network: ``python -m benchmarks.core``.
 
-The bare passes do nothing but run the network, at the batch size that suits them best of
-three tried; no check, no norm, no band. Ratios come from one interleaved run.
+Bare passes only run the network, at the best of three batch sizes: no checks, no norms, no
+intervals. Ratios come from one interleaved run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import ffcp
 from benchmarks.timing import Resident, best_of, show, table, verdict
 from ffcp.network.cut import Cut
 from ffcp.network.inputs import RowBuffer, batches
-from ffcp_paper.networks import SPLIT_POINTS, mlp
+from ffcp_paper.networks.regression import SPLIT_POINTS, mlp
 
 ROWS, COLUMNS = 100_000, 100
 SIZES = (4096, 8192, 16384)
@@ -34,7 +34,7 @@ def bare_forward(model: nn.Module, x: Tensor, size: int) -> Tensor:
 def bare_backward(
     model: nn.Sequential, x: Tensor, size: int, taps: tuple[int, ...], norms: bool = False
 ) -> Tensor:
-    """Forward and backward at the input and behind the tapped layers, parameters frozen."""
+    """Run forward and backward to the input and the tapped layers, parameters frozen."""
     outputs = []
     for batch in x.split(size):
         value = batch.detach().requires_grad_()
@@ -51,7 +51,7 @@ def bare_backward(
 
 
 def loop(model: nn.Module, x: Tensor) -> None:
-    """Run the library's own loop over batches, without checks and bands."""
+    """Run the library's loop over batches, without checks and intervals."""
     buffer = RowBuffer(len(x))
     with Cut(model) as cut:
         for batch in batches(x):
@@ -59,9 +59,9 @@ def loop(model: nn.Module, x: Tensor) -> None:
 
 
 def best_size(bare: Callable[[int], object]) -> int:
-    """Find the batch size that suits a bare pass best, in a run of its own.
+    """Return the best batch size of a bare pass, measured in a separate run.
 
-    In the measurement it then has as many tries as everyone else.
+    In the comparison it then has as many rounds as the others.
     """
     times = best_of({str(size): partial(bare, size) for size in SIZES}, 15)
     return int(min(times, key=lambda size: times[size]))
@@ -96,7 +96,7 @@ def regression_network(rounds: int = 100) -> None:
             },
             rounds,
         )
-    made = table(
+    report = table(
         f"The paper's network, {ROWS:,} rows x {COLUMNS} columns",
         "what", "ms", "against", "ms", "ratio", "limit", "",
     )  # fmt: skip
@@ -110,14 +110,14 @@ def regression_network(rounds: int = 100) -> None:
         ("FFCP auto, calibrate", "auto", "bare fwd+bwd", 1.15),
     ):
         ratio = times[name] / times[against]
-        made.add_row(
+        report.add_row(
             what, f"{times[name] * 1e3:.1f}", against, f"{times[against] * 1e3:.1f}",
             f"{ratio:.2f}", *((f"{limit:.2f}", verdict(ratio, limit)) if limit else ()),
         )  # fmt: skip
-    show(made)
+    show(report)
     times["norms of the gradients"] = times["with norms"] - times["bare fwd+bwd"]
     times["cut and batches"] -= times["bare forward"]
-    made = table("What no bare pass does", "what", "ms", "of bare forward", "of fwd+bwd")
+    report = table("Work that bare passes do not do", "what", "ms", "of bare forward", "of fwd+bwd")
     for name in (
         "look for NaN in x",
         "cut and batches",
@@ -125,8 +125,8 @@ def regression_network(rounds: int = 100) -> None:
         "norms of the gradients",
     ):
         shares = (times[name] / times[bare] for bare in ("bare forward", "bare fwd+bwd"))
-        made.add_row(name, f"{times[name] * 1e3:.2f}", *(f"{share:.1%}" for share in shares))
-    show(made)
+        report.add_row(name, f"{times[name] * 1e3:.2f}", *(f"{share:.1%}" for share in shares))
+    show(report)
 
 
 class Residual(nn.Module):
@@ -163,7 +163,7 @@ def residual_network(rounds: int = 7) -> None:
         },
         rounds,
     )
-    made = table(f"Residual network, {IMAGES} images", "what", "ms", "against CP", "limit", "")
+    report = table(f"Residual network, {IMAGES} images", "what", "ms", "against CP", "limit", "")
     for what, name, limit in (
         ("CP", "CP", None),
         ("FFCP, cut before the last two layers", "FFCP", 1.2),
@@ -171,8 +171,8 @@ def residual_network(rounds: int = 7) -> None:
     ):
         ratio = times[name] / times["CP"]
         last = (f"{limit:.2f}", verdict(ratio, limit)) if limit else ()
-        made.add_row(what, f"{times[name] * 1e3:.1f}", f"{ratio:.2f}", *last)
-    show(made)
+        report.add_row(what, f"{times[name] * 1e3:.1f}", f"{ratio:.2f}", *last)
+    show(report)
 
 
 def stream(rows: int, size: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -181,7 +181,7 @@ def stream(rows: int, size: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _streamed(feature: str, rows: int, size: int, answer: multiprocessing.Queue[float]) -> None:
-    """In a process of its own, so that no other job's memory is counted."""
+    """Measure in a separate process, so that other jobs' memory is not counted."""
     warnings.simplefilter("ignore", ffcp.FFCPWarning)
     model = mlp(COLUMNS)
     ffcp.FFCP(model, feature).calibrate(stream(8 * size, size))
@@ -192,7 +192,7 @@ def _streamed(feature: str, rows: int, size: int, answer: multiprocessing.Queue[
 
 
 def memory() -> None:
-    made = table(f"Streaming {STREAMED:,} rows", "what", "MB more", "limit", "")
+    report = table(f"Streaming {STREAMED:,} rows", "what", "MB more", "limit", "")
     context = multiprocessing.get_context("spawn")
     for feature in ("3", "auto"):
         answer = context.Queue()
@@ -200,8 +200,8 @@ def memory() -> None:
         process.start()
         grown = answer.get()
         process.join()
-        made.add_row(f"FFCP({feature!r})", f"{grown:.0f}", "200", verdict(grown, 200))
-    show(made)
+        report.add_row(f"FFCP({feature!r})", f"{grown:.0f}", "200", verdict(grown, 200))
+    show(report)
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
-"""Whether the head's curvature makes better bands: ``python -m benchmarks.curvature [DATA ...]``.
+"""Interval quality of a second-order scale: ``python -m benchmarks.curvature [DATA ...]``.
 
-CP, FFCP and the scale of second order at the same layers, on the paper's networks of seeds 100 to
-104 and on networks of a smooth activation whose noise comes in through the input.
+CP, FFCP and the curvature scale at the same layers, on the paper's networks of seeds 100 to 104 and
+on networks with a smooth activation and input noise.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from torch import Tensor, nn
 import ffcp
 from benchmarks.timing import show, table
 from benchmarks.trained import networks
-from ffcp_paper.curvature import Curvature
-from ffcp_paper.datasets import Split
+from ffcp_paper.data.datasets import Split
+from ffcp_paper.experiments.curvature import Curvature
 
 DATA = ("com", "bike", "star", "synthetic", "bio", "fb1")
 LAYERS, STEPS, ALPHA = ("input", "0", "3"), (0.3, 1.0, 3.0), 0.1
 
 
-def bent(seed: int) -> tuple[nn.Sequential, Split]:
-    """Train a smooth network on y = sin(3 x) of an input that is known up to noise."""
+def noisy_sine(seed: int) -> tuple[nn.Sequential, Split]:
+    """Return a smooth network trained on y = sin(3 x) with noisy inputs, and its split."""
     torch.manual_seed(seed)
     x = 4 * torch.rand(6000, 1) - 2
     y = torch.sin(3 * (x + 0.15 * torch.randn_like(x)))[:, 0]
@@ -41,7 +41,7 @@ def bent(seed: int) -> tuple[nn.Sequential, Split]:
 
 
 def measure(model: nn.Sequential, parts: Split, scale: object) -> tuple[float, float, float]:
-    """Mean length, interval score and coverage on the test rows."""
+    """Return mean length, interval score and coverage on the test rows."""
     predictor = ffcp.IntervalPredictor(model, scale=scale).calibrate(parts.x_cal, parts.y_cal)
     band = predictor.predict_interval(parts.x_test, alpha=ALPHA)
     y = parts.y_test
@@ -68,19 +68,23 @@ def scales(layers: Iterable[str]) -> dict[str, Callable[[nn.Sequential], object]
 
 
 def compare(data: str) -> None:
-    some = [bent(seed) for seed in range(100, 105)] if data == "sine" else list(networks(data))
+    trained = (
+        [noisy_sine(seed) for seed in range(100, 105)] if data == "sine" else list(networks(data))
+    )
     layers = ("input", "0") if data == "sine" else LAYERS
-    made = table(f"{data}, seeds 100 to 104", "scale", "mean length", "interval score", "coverage")
+    report = table(
+        f"{data}, seeds 100 to 104", "scale", "mean length", "interval score", "coverage"
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ffcp.FFCPWarning)
         for name, scale in scales(layers).items():
             rows = [
-                measure(m, parts, scale(m)) for m, parts in some if isinstance(m, nn.Sequential)
+                measure(m, parts, scale(m)) for m, parts in trained if isinstance(m, nn.Sequential)
             ]
             result = Tensor(rows).mean(dim=0)
             length, score, covered = result.tolist()
-            made.add_row(name, f"{length:.4g}", f"{score:.4g}", f"{covered:.1%}")
-    show(made)
+            report.add_row(name, f"{length:.4g}", f"{score:.4g}", f"{covered:.1%}")
+    show(report)
 
 
 def main() -> None:

@@ -1,10 +1,10 @@
-"""Ellipsoids beside boxes on real data of several outputs: ``python -m benchmarks.ellipsoid``.
+"""Volume of ellipsoids compared with boxes for several outputs: ``python -m benchmarks.ellipsoid``.
 
-The next hours of traffic on a road, the next hour of power in a zone of Tetuan by ten minutes, its
-three zones, and the two decays of a ship's turbine (``FFCP_DATA`` has the files). Networks learn
-from the first half of the rows; the others are divided at random, so that calibration and test rows
-are alike. Both learn from the same rows set aside: the box its scales, the ellipsoid its
-covariance. Volumes are compared by their geometric means.
+Forecasts of traffic and of electric power over several steps, three zones of power, and two decay
+coefficients of a ship's turbine (files in ``FFCP_DATA``). Networks are trained on the first half of
+the rows; the rest is split at random, so that calibration and test rows are exchangeable. The box's
+scales and the ellipsoid's covariance are learned from the same rows. Volumes are compared by
+geometric means.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from torch import Tensor, nn
 
 import ffcp
 from benchmarks.timing import show, table
-from ffcp_paper.datasets import FURTHER
+from ffcp_paper.data.datasets import FURTHER
 
 ALPHA, EPOCHS, WIDTH, LAYER = 0.1, 20, 64, "2"
 MOST_ROWS = 20_000
-PAST = 24  # values that a forecast looks back at
+PAST = 24  # lags of a forecast
 
 
 def read(name: str) -> pd.DataFrame:
@@ -98,7 +98,7 @@ def trained(x: Tensor, y: Tensor, seed: int) -> nn.Module:
 
 
 def measured(x: Tensor, y: Tensor, seed: int) -> dict[str, list[float]]:
-    """Return for CP and FFCP the coverages, and how volumes compare."""
+    """Return the coverages of box and ellipsoid and the log ratio of volumes, for CP and FFCP."""
     half = len(x) // 2
     random = torch.Generator().manual_seed(seed)
     train = torch.randperm(half, generator=random)[:MOST_ROWS]
@@ -109,9 +109,9 @@ def measured(x: Tensor, y: Tensor, seed: int) -> dict[str, list[float]]:
     x, y = x.float(), y.float()
     model, found = trained(x[train], y[train], seed), {}
     methods: dict[str, Any] = {"CP": ffcp.CP, "FFCP": partial(ffcp.FFCP, feature=LAYER)}
-    for name, made in methods.items():
+    for name, method in methods.items():
         box, ellipsoid = (
-            made(model, joint=joint, seed=seed)
+            method(model, joint=joint, seed=seed)
             .calibrate(x[calibrate], y[calibrate])
             .predict_interval(x[test], ALPHA)
             for joint in (True, "ellipsoid")

@@ -1,8 +1,8 @@
-"""An exported FFCP against the exported bare model, in onnxruntime: ``make bench``.
+"""Exported CP and FFCP compared with the bare model, in onnxruntime: ``make bench``.
 
-Both files come out of the same exporter, and are run on the same rows. The bare model is a file
-with the prediction alone; the other has the prediction, the gradient norm and the bands. Time is
-that of the processor: onnxruntime has one thread.
+All files are made by the same exporter and run on the same rows. The bare model returns only the
+prediction; FFCP's file also computes the gradient norm and the interval. Processor time of one
+thread.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import nn
 
 import ffcp
 from benchmarks.timing import best_of, show, table, verdict
-from ffcp_paper.networks import SPLIT_POINTS, mlp
+from ffcp_paper.networks.regression import SPLIT_POINTS, mlp
 
 COLUMNS, LIMIT = 100, 3.0
 
@@ -40,7 +40,7 @@ def exported(rounds: int = 3000) -> None:
     torch.manual_seed(0)
     model = mlp(COLUMNS).eval()
     x, y = torch.randn(2000, COLUMNS), torch.randn(2000)
-    made = table(
+    report = table(
         "The paper's network in onnxruntime, one thread",
         "rows", "CP, ms", "FFCP, ms", "bare model, ms", "CP / bare", "FFCP / bare", "limit", "",
     )  # fmt: skip
@@ -52,7 +52,7 @@ def exported(rounds: int = 3000) -> None:
         sessions = {name: session(path) for name, path in files.items()}
     for rows in (1, 100, 10_000):
         given = {"x": np.random.default_rng(0).standard_normal((rows, COLUMNS), dtype=np.float32)}
-        repeat = max(1, 30 // rows)  # so few that some rounds are not interrupted
+        repeat = max(1, 30 // rows)  # short, so that some rounds are not interrupted
 
         def run(name: str, given: dict[str, np.ndarray] = given, repeat: int = repeat) -> None:
             for _ in range(repeat):
@@ -62,10 +62,10 @@ def exported(rounds: int = 3000) -> None:
         times = best_of(contestants, max(100, rounds // rows), time.thread_time)
         cp, ratio = times["CP"] / times["bare"], times["FFCP"] / times["bare"]
         shown = (f"{times[name] / repeat * 1e3:.3f}" for name in ("CP", "FFCP", "bare"))
-        made.add_row(
+        report.add_row(
             f"{rows:,}", *shown, f"{cp:.2f}", f"{ratio:.2f}", f"{LIMIT:.2f}", verdict(ratio, LIMIT)
         )
-    show(made)
+    show(report)
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
-"""FCP against FFCP and CP, as fast as FCP can honestly be: ``python -m benchmarks.fcp``.
+"""Run time of FCP compared with FFCP and CP: ``python -m benchmarks.fcp``.
 
-Times run from data to bands: scores of the calibration rows, then bands of the test rows.
+Times cover calibration scores and test intervals. FCP is optimised too, so that the difference is
+that of the methods.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ffcp.network.heads import head
 from ffcp.regression.fcp import inversion
 from ffcp.regression.fcp.feature_ball import STEP_COUNTS, FeatureBallScore
 from ffcp.regression.regression_predictor import RegressionPredictor
-from ffcp_paper.networks import SPLIT_POINTS, mlp
+from ffcp_paper.networks.regression import SPLIT_POINTS, mlp
 
 COLUMNS, CALIBRATE, TEST = 100, 20_000, 10_000
 MANY = 1_000_000  # rows whose memory is watched
@@ -29,7 +30,7 @@ FEATURE = SPLIT_POINTS[2]
 
 
 def data(outputs: int) -> tuple[nn.Sequential, Tensor, Tensor, Tensor]:
-    """Make a network, not trained (a pass costs what it costs), and rows for it."""
+    """Return an untrained network, since weights do not affect run times, and random rows."""
     torch.manual_seed(0)
     model = mlp(COLUMNS, outputs).eval()
     x, x_test = torch.randn(CALIBRATE, COLUMNS), torch.randn(TEST, COLUMNS)
@@ -37,7 +38,7 @@ def data(outputs: int) -> tuple[nn.Sequential, Tensor, Tensor, Tensor]:
 
 
 def one_step(rounds: int = 25) -> None:
-    """One inversion step against a bare forward and backward pass through the head."""
+    """Compare one inversion step with a bare forward and backward pass through the head."""
     model, x, y, _ = data(1)
     rest = head(model, FEATURE).requires_grad_(False)
     v = torch.nn.Sequential(*list(model)[:4])(x[:8192]).detach()
@@ -54,13 +55,13 @@ def one_step(rounds: int = 25) -> None:
 
     times = best_of({"bare": bare, "ours": ours}, rounds)
     ratio = times["ours"] / times["bare"]
-    made = table("One inversion step, 8,192 rows", "what", "ms", "ratio", "limit", "")
-    made.add_row("bare forward+backward", f"{times['bare'] / steps * 1e3:.2f}")
-    made.add_row(
+    report = table("One inversion step, 8,192 rows", "what", "ms", "ratio", "limit", "")
+    report.add_row("bare forward+backward", f"{times['bare'] / steps * 1e3:.2f}")
+    report.add_row(
         "descent step", f"{times['ours'] / steps * 1e3:.2f}", f"{ratio:.2f}", "1.30",
         verdict(ratio, 1.3),
     )  # fmt: skip
-    show(made)
+    show(report)
 
 
 def search(rounds: int = 3) -> None:
@@ -84,10 +85,10 @@ def search(rounds: int = 3) -> None:
         },
         rounds,
     )
-    made = table("Trying 12 numbers of steps, 4,000 rows", "what", "ms")
-    made.add_row("one trajectory", f"{times['one'] * 1e3:.0f}")
-    made.add_row("starting over for each", f"{times['each'] * 1e3:.0f}")
-    show(made)
+    report = table("Trying 12 numbers of steps, 4,000 rows", "what", "ms")
+    report.add_row("one trajectory", f"{times['one'] * 1e3:.0f}")
+    report.add_row("starting over for each", f"{times['each'] * 1e3:.0f}")
+    show(report)
 
 
 class _Clock:
@@ -113,9 +114,9 @@ class _Clock:
 
 
 def shares_of(run: Callable[[], object]) -> tuple[str, str]:
-    """Say what share of a run of FCP is inversion, and what is bounds."""
-    # By name, not by a string: mypy then tells when they are called otherwise. The class, not an
-    # object: a search for the number of steps goes on with an object of its own.
+    """Return the shares of inversion and of bounds in the time of FCP."""
+    # Attributes instead of strings, so that mypy notices a rename. The class is patched, not an
+    # object, since the search for the number of steps creates new objects.
     with (
         _Clock(FeatureBallScore, FeatureBallScore._distance) as inversions,
         _Clock(FeatureBallScore, FeatureBallScore._ball_bounds) as bounds,
@@ -140,7 +141,7 @@ def side_by_side(
 
     times = best_of({name: whole(make) for name, make in methods.items()}, rounds)
     first, fast = list(methods)[:2]
-    made = table(
+    report = table(
         f"{title}: {CALIBRATE:,} calibration and {TEST:,} test rows, cut at layer 2",
         "method", "ms", f"/ {first}", f"/ {fast}", "inversion", "bounds",
     )  # fmt: skip
@@ -148,11 +149,11 @@ def side_by_side(
         shares: tuple[str, ...] = ()
         if isinstance(make(model), ffcp.FCP):
             shares = shares_of(whole(make))
-        made.add_row(
+        report.add_row(
             name, f"{times[name] * 1e3:.1f}", f"{times[name] / times[first]:.1f}",
             f"{times[name] / times[fast]:.1f}", *shares,
         )  # fmt: skip
-    show(made)
+    show(report)
 
 
 POINT: dict[str, Callable[[nn.Module], RegressionPredictor]] = {
@@ -190,15 +191,15 @@ def _million(bound: str, answer: multiprocessing.Queue[float]) -> None:
 
 def memory() -> None:
     """Memory for many test rows does not grow with them."""
-    made = table(f"FCP bands of {MANY:,} rows", "bound", "MB beyond the result")
+    report = table(f"FCP bands of {MANY:,} rows", "bound", "MB beyond the result")
     context = multiprocessing.get_context("spawn")
     for bound in ("ibp", "crown"):
         answer = context.Queue()
         process = context.Process(target=_million, args=(bound, answer))
         process.start()
-        made.add_row(bound, f"{answer.get():.0f}")
+        report.add_row(bound, f"{answer.get():.0f}")
         process.join()
-    show(made)
+    show(report)
 
 
 def main() -> None:

@@ -1,10 +1,10 @@
-"""Damaged calibration files, by the thousand: ``python -m benchmarks.fuzz --mutations 20000``.
+"""Fuzz test of loading damaged calibration files: ``python -m benchmarks.fuzz``.
 
-A calibrated predictor is given a damaged file of another calibration. Half of the damage is plain;
-the other half is done inside and sealed again, so that the checksum is right and the validators
-behind it are tried. A file must be refused by ``ffcp.CalibrationFileError``, with predictor and
-model as they were, or give the bands of the file that was not damaged. Behind a right checksum a
-changed score that could have been one may give other bands; nothing else may.
+A calibrated predictor loads a damaged file of another calibration. Half of the mutations change
+bytes; the other half change values and recompute the checksum, which tests the validators behind
+it. A file must either raise ``ffcp.CalibrationFileError`` and leave predictor and model unchanged,
+or give the intervals of the undamaged file. With a valid checksum, a changed but plausible score
+may give other intervals; nothing else may.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ Tensors = dict[str, Tensor]
 
 
 class Subject(NamedTuple):
-    """A method on trial: how it is made, what it learns from, and how to ask for its bands."""
+    """A method under test: its constructor, its data, and the function that predicts."""
 
     make: Callable[[], Any]
     x: Tensor
     y: Tensor
     ask: Callable[[Any], Tensor]
-    given: Mapping[str, Any] = MappingProxyType({})  # to calibrate, besides
+    given: Mapping[str, Any] = MappingProxyType({})  # further arguments of calibrate
 
     def calibrated(self, rows: slice) -> Any:
-        """Calibrate on some rows; lists that are given have an entry for each row."""
+        """Return it calibrated on some rows; lists among the arguments have one entry per row."""
         given = {n: v[rows] if isinstance(v, list) else v for n, v in self.given.items()}
         return self.make().calibrate(self.x[rows], self.y[rows], **given)
 
@@ -63,7 +63,7 @@ def subjects() -> dict[str, Subject]:
     x, y, labels = torch.randn(90, 3), torch.randn(90), torch.randint(0, 5, (90,))
     body = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 1))
     classes = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 5))
-    grown = torch.randn(400, 3)  # noise that grows, so that Auto takes what it learned
+    grown = torch.randn(400, 3)  # heteroscedastic, so that Auto selects a learned method
     noise = body(grown).detach()[:, 0] + 3 * (grown[:, 0] > 0) * torch.randn(400)
     images, maps = torch.randn(24, 2, 4, 4), torch.randint(0, 3, (24, 4, 4))
     segments = nn.Conv2d(2, 3, 1)
@@ -108,7 +108,7 @@ def subjects() -> dict[str, Subject]:
 
 
 def more_subjects() -> dict[str, Subject]:
-    """Give calibrations of other kinds: weighted, by group, of losses."""
+    """Return calibrations of other kinds: weighted, by group, of losses."""
     torch.manual_seed(0)
     x, y, labels = torch.randn(120, 3), torch.randn(120), torch.randint(0, 3, (120,))
     body, classes = nn.Linear(3, 1), nn.Linear(3, 3)
@@ -184,13 +184,13 @@ def plain_damage(data: bytes, random: np.random.Generator) -> bytes:
 
 
 def sealed_damage(data: bytes, random: np.random.Generator) -> bytes:
-    """Damage tensors or settings, and make the checksum right again."""
+    """Damage tensors or settings and recompute the checksum."""
     tensors = load(data)
     settings = json.loads(bytes(tensors.pop("_extra_state").numpy())[64:])
     metadata = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
     if random.random() < 0.5:
         damage_tensors(tensors, random)
-        described = settings["compared"]["score"]  # make that hash right as well
+        described = settings["compared"]["score"]  # that hash is recomputed too
         if settings["compared"]["learned"] is not None:
             hashed = learned_hash(described, with_prefix(LEARNED, tensors))
             settings["compared"]["learned"] = hashed
@@ -243,7 +243,7 @@ def damage_tensors(tensors: Tensors, random: np.random.Generator) -> None:
 
 
 def damaged_settings(settings: Any, random: np.random.Generator) -> Any:
-    """Take out, replace or add one value somewhere."""
+    """Return settings with one value removed, replaced or added."""
     settings = copy.deepcopy(settings)
     spots = list(_spots(settings))
     holder, key = spots[random.integers(len(spots))]
@@ -267,7 +267,7 @@ def _spots(value: Any) -> Any:
 
 
 def could_be(tensors: Tensors, was: Tensors) -> bool:
-    """Say whether the points of a file could be those of a calibration like the one there was."""
+    """Whether the tensors of a file are a plausible calibration of the same layout."""
     if {n: (t.dtype, t.shape) for n, t in tensors.items() if n != "_extra_state"} != {
         n: (t.dtype, t.shape) for n, t in was.items() if n != "_extra_state"
     }:
@@ -286,8 +286,9 @@ def could_be(tensors: Tensors, was: Tensors) -> bool:
     rows = tensors.get(f"{LEARNED}rows")  # hashes, in order
     if rows is not None and not (rows.diff() >= 0).all():
         return False
-    said, said_then = _described(tensors), _described(was)
-    now, then = said.get("learned") or [], said_then.get("learned")  # a number per column or class
+    described, original = _described(tensors), _described(was)
+    # A number per column or class.
+    now, then = described.get("learned") or [], original.get("learned")
     if isinstance(then, list) and not (len(now) == len(then) and all(map(_is_number, now))):
         return False
     if "calibration.labels" not in tensors:
@@ -298,7 +299,7 @@ def could_be(tensors: Tensors, was: Tensors) -> bool:
 
 
 def could_be_rows(rows: Tensors) -> bool:
-    """Say whether the rows of a file could be those of a calibration, or of one of its groups."""
+    """Whether rows are plausible for a calibration or one of its groups."""
     scores, weight = rows["scores"], rows.get("weight")
     if weight is not None and not bool((weight.isfinite() & (weight >= 0)).all()):
         return False
@@ -324,20 +325,20 @@ def could_be_rows(rows: Tensors) -> bool:
 
 
 def could_be_pieces(tensors: Tensors) -> bool:
-    """Say whether a summary has as many numbers, in order, as what is told of its pieces says."""
-    scores, told = tensors["scores"], tensors["pieces"]
-    weight, count, error = told.unbind(dim=2)
+    """Whether the sorted numbers of a compressed calibration match its pieces."""
+    scores, pieces = tensors["scores"], tensors["pieces"]
+    weight, count, error = pieces.unbind(dim=2)
     if not bool((weight >= 1).all() and (count >= weight).all() and (error <= count).all()):
         return False
-    kept = -(-count // weight)
+    sizes = -(-count // weight)
     in_order = all(
-        bool((part.diff(dim=0) >= 0).all()) for part in scores.split(kept[:, 0].tolist())
+        bool((part.diff(dim=0) >= 0).all()) for part in scores.split(sizes[:, 0].tolist())
     )
-    return in_order and int(kept.sum()) == len(scores) and bool((scores >= 0).all())
+    return in_order and int(sizes.sum()) == len(scores) and bool((scores >= 0).all())
 
 
 def is_forest(learned: Tensors) -> bool:
-    """Say whether trees, where they are what is learned, lead every row to a leaf."""
+    """Whether the trees of a learned forest, if any, lead every row to a leaf."""
     if "left" not in learned:
         return True
     own = torch.arange(learned["left"].shape[-1])
@@ -372,7 +373,7 @@ def state_of(model: nn.Module) -> tuple[Any, ...]:
 
 
 def fuzz(subject: Subject, mutations: int, seed: int = 0) -> Counter[str]:
-    """Try damaged files on a predictor; count what came of them."""
+    """Load damaged files into a predictor; return the counts of outcomes."""
     counts: Counter[str] = Counter(dict.fromkeys(FAULTS, 0))
     half = len(subject.x) // 2
     saved, in_use = subject.calibrated(slice(half)), subject.calibrated(slice(half, None))
@@ -386,7 +387,7 @@ def fuzz(subject: Subject, mutations: int, seed: int = 0) -> Counter[str]:
             random = np.random.default_rng([seed, number])
             is_sealed = bool(number % 2)
             damaged = (sealed_damage if is_sealed else plain_damage)(data, random)
-            path.unlink()  # a file that is overwritten is first waited for, on some disks
+            path.unlink()  # overwriting a file is slow on some disks
             path.write_bytes(damaged)
             victim = copy.copy(in_use)
             victim.__dict__["_modules"] = dict(in_use._modules)
@@ -397,7 +398,7 @@ def fuzz(subject: Subject, mutations: int, seed: int = 0) -> Counter[str]:
 
 
 def is_made_or_refused(path: Path, saved: Any) -> bool:
-    """Say whether a damaged file is refused by :func:`ffcp.load`, or gives the right class."""
+    """Whether :func:`ffcp.load` refuses a damaged file or returns the right class."""
     model = saved.model.network if "network" in saved.model._modules else saved.model
     try:
         return type(ffcp.load(path, model)) is type(saved)
@@ -416,7 +417,7 @@ def trial(
     is_sealed: bool,
     data: bytes,
 ) -> str:
-    """Load one damaged file, and say what came of it."""
+    """Load one damaged file; return the outcome."""
     try:
         victim.load(path)
     except ffcp.CalibrationFileError as error:
@@ -429,7 +430,7 @@ def trial(
     try:
         result = subject.ask(victim)
     except Exception as error:
-        # A group of another name, which nobody else can tell from the one there was.
+        # A renamed group cannot be told from the original one.
         has_groups = "calibration.labels" in changed and "no calibration row" in str(error)
         return "another score" if is_sealed and has_groups else "lost calibrations"
     if torch.equal(result, right):
@@ -439,7 +440,7 @@ def trial(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--mutations", type=int, default=20_000, help="for each predictor")
+    parser.add_argument("--mutations", type=int, default=20_000, help="number for each predictor")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     torch.set_num_threads(1)

@@ -1,10 +1,10 @@
-"""One row at a time, as a server asks: ``python -m benchmarks.latency``.
+"""Latency of single-row predictions, as in a service: ``python -m benchmarks.latency``.
 
-Against the bare passes of :mod:`benchmarks.core`, on the paper's network, and against nothing but
-the network where it has 1,000 classes. The first call is that of a fresh process.
+Compared with the bare passes of :mod:`benchmarks.core` on the paper's network, and with the bare
+model for 1,000 classes. The first call is measured in a fresh process.
 
-With ``--compiled`` also what ``torch.compile`` could gain: whole bands, compiled without any look
-at weights, numbers or threads, beside what :mod:`ffcp.network.jacobian.stack` takes.
+``--compiled`` adds what ``torch.compile`` could gain: compiled intervals without checks of weights,
+values or threads, beside :mod:`ffcp.network.jacobian.stack`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ import ffcp
 from benchmarks.core import COLUMNS, bare_backward, bare_forward
 from benchmarks.timing import best_of, show, table, verdict
 from ffcp.network.jacobian.stack import Stack
-from ffcp_paper.networks import SPLIT_POINTS, mlp
+from ffcp_paper.networks.regression import SPLIT_POINTS, mlp
 
 _FIRST = """
 import time, torch, ffcp
-from ffcp_paper.networks import mlp
+from ffcp_paper.networks.regression import mlp
 x, y = torch.randn(500, 100), torch.randn(500)
 predictor = ffcp.CP(mlp(100)).calibrate(x, y)
 times = [time.perf_counter()]
@@ -58,25 +58,27 @@ def one_row(rounds: int = 2000) -> None:
         },
         rounds,
     )
-    made = table("One row", "what", "ms", "against", "ms", "ratio or ms more", "limit", "")
+    report = table("One row", "what", "ms", "against", "ms", "ratio or ms more", "limit", "")
     for name, against, limit in (("CP", "bare forward", 4.0), ("FFCP", "bare fwd+bwd", 1.6)):
         ratio = times[name] / times[against]
-        made.add_row(
+        report.add_row(
             name, f"{times[name] * 1e3:.3f}", against, f"{times[against] * 1e3:.3f}",
             f"{ratio:.2f}", f"{limit:.2f}", verdict(ratio, limit),
         )  # fmt: skip
     more = (times["RAPS"] - times["bare classifier"]) * 1e3
-    made.add_row(
+    report.add_row(
         "RAPS, 1,000 classes", f"{times['RAPS'] * 1e3:.3f}", "bare classifier",
         f"{times['bare classifier'] * 1e3:.3f}", f"{more:.2f} ms", "0.50 ms", verdict(more, 0.5),
     )  # fmt: skip
     first = min(_first() for _ in range(3)) * 1e3
-    made.add_row("CP, first call", "", "second", "", f"{first:.1f} ms", "20 ms", verdict(first, 20))
-    show(made)
+    report.add_row(
+        "CP, first call", "", "second", "", f"{first:.1f} ms", "20 ms", verdict(first, 20)
+    )
+    show(report)
 
 
 def _first() -> float:
-    """Say how much longer the first call of a fresh process takes than the second, in seconds."""
+    """Return by how many seconds the first call of a fresh process exceeds the second."""
     done = subprocess.run([sys.executable, "-c", _FIRST], capture_output=True, check=True)
     return float(done.stdout)
 
@@ -92,8 +94,8 @@ def compiled(rounds: int = 2000) -> None:
 
     def gradient(x: Tensor) -> tuple[Tensor, Tensor]:
         slopes, value = torch.func.grad_and_value(lambda v: model[cut:](v).sum())(model[:cut](x))
-        reach = 0.5 * slopes.norm(dim=1).clamp_min(1e-6)
-        return value - reach, value + reach
+        margin = 0.5 * slopes.norm(dim=1).clamp_min(1e-6)
+        return value - margin, value + margin
 
     contestants: dict[str, Callable[[Tensor], object]] = {"bare forward": model}
     seconds: dict[str, float] = {}
@@ -109,15 +111,15 @@ def compiled(rounds: int = 2000) -> None:
     contestants["by hand, and its gradient"] = lambda x: stack.run(x, [SPLIT_POINTS[2]], 2)
     with torch.no_grad():
         times = best_of({n: partial(run, row) for n, run in contestants.items()}, rounds)
-    made = table("One row, nothing checked", "what", "ms", "seconds to compile")
+    report = table("One row, nothing checked", "what", "ms", "seconds to compile")
     for name, best in times.items():
-        made.add_row(name, f"{best * 1e3:.3f}", f"{seconds.get(name, 0):.1f}")
-    show(made)
+        report.add_row(name, f"{best * 1e3:.3f}", f"{seconds.get(name, 0):.1f}")
+    show(report)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--compiled", action="store_true", help="also torch.compile's bands")
+    parser.add_argument("--compiled", action="store_true", help="also time torch.compile")
     asked = parser.parse_args()
     one_row()
     if asked.compiled:

@@ -1,4 +1,4 @@
-"""Several levels at once against one: ``python -m benchmarks.levels``."""
+"""Time of 19 levels in one call compared with one level: ``python -m benchmarks.levels``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 import ffcp
 from benchmarks.timing import best_of
-from ffcp_paper.networks import SPLIT_POINTS, mlp
+from ffcp_paper.networks.regression import SPLIT_POINTS, mlp
 
 ROWS, COLUMNS, ROUNDS = 100_000, 100, 15
 LEVELS = tuple(step / 20 for step in range(1, 20))

@@ -1,7 +1,7 @@
-"""Localized thresholds against bare distances: ``python -m benchmarks.localized``.
+"""Localized thresholds: time, memory and coverage: ``python -m benchmarks.localized``.
 
-The bare contestant computes all squared distances in blocks, at the block size that suits it best
-of three, and throws them away: no kernel, no sort, no quantile.
+The baseline computes all squared distances in blocks, at the best of three block sizes, and
+discards them: no kernel, no sort, no quantile.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def points(count: int, width: int) -> tuple[Tensor, Tensor]:
 
 
 def local(data: tuple[Tensor, Tensor], kernel: str, bandwidth: float, guarantee: str) -> Local:
-    made = Local(Localizer(kernel, bandwidth=bandwidth), guarantee)
-    return made.fit(data[0], {"embedding": data[1]})
+    calibration = Local(Localizer(kernel, bandwidth=bandwidth), guarantee)
+    return calibration.fit(data[0], {"embedding": data[1]})
 
 
 def asked(x: Tensor) -> dict[str, Tensor]:
@@ -55,7 +55,7 @@ def speed(rounds: int = 3) -> None:
 
     def thresholds(kernel: str, bandwidth: float, guarantee: str) -> Callable[[], object]:
         near, random = local(data, kernel, bandwidth, guarantee), Draws(0, 3)
-        # What is worked out once after calibration, the level among it, is timed on its own below.
+        # What is computed once after calibration, like the level, is timed separately below.
         near.quantile(0.1, asked(x[:1]), random)
         return lambda: near.quantile(0.1, asked(x), random)
 
@@ -76,7 +76,7 @@ def speed(rounds: int = 3) -> None:
         },
         rounds,
     )
-    made = table(
+    report = table(
         f"{POINTS:,} calibration x {ROWS:,} test points, {WIDTH} dimensions",
         "what", "seconds", "against bare", "limit", "",
     )  # fmt: skip
@@ -85,8 +85,8 @@ def speed(rounds: int = 3) -> None:
         bare, limit = ("bare, float64", 8.0) if "nearest" in name else ("bare", 4.0)
         ratio = seconds / times[bare]
         last = () if name.startswith("bare") else (f"{limit:.2f}", verdict(ratio, limit))
-        made.add_row(name, f"{seconds:.2f}", f"{ratio:.2f}", *last)
-    show(made)
+        report.add_row(name, f"{seconds:.2f}", f"{ratio:.2f}", *last)
+    show(report)
 
 
 def low_dimension(rounds: int = 3) -> None:
@@ -101,16 +101,18 @@ def low_dimension(rounds: int = 3) -> None:
         },
         rounds,
     )
-    made = table("The same in 1 dimension, as on the prediction", "what", "seconds", "against bare")
+    report = table(
+        "The same in 1 dimension, as on the prediction", "what", "seconds", "against bare"
+    )
     for name, seconds in times.items():
-        made.add_row(name, f"{seconds:.2f}", f"{seconds / times['bare']:.2f}")
-    show(made)
+        report.add_row(name, f"{seconds:.2f}", f"{seconds / times['bare']:.2f}")
+    show(report)
 
 
 def _memory(
     count: int, rows: int, kernel: str, answer: multiprocessing.Queue[tuple[float, float]]
 ) -> None:
-    """In a process of its own, so that no other job's memory is counted."""
+    """Measure in a separate process, so that other jobs' memory is not counted."""
     data, x = points(count, WIDTH), torch.randn(rows, WIDTH)
     near = local(data, kernel, 500 if kernel == "nearest" else 8.0, "none")
     bare = best_of({"bare": lambda: bare_distances(data[1], x, 64)}, 1)["bare"]
@@ -120,7 +122,7 @@ def _memory(
 
 
 def memory() -> None:
-    made = table(
+    report = table(
         "Memory above the data",
         "kernel", "calibration", "test", "MB more", "limit", "", "time / bare",
     )  # fmt: skip
@@ -133,16 +135,16 @@ def memory() -> None:
         grown, ratio = answer.get()
         process.join()
         last = ("500", verdict(grown, 500)) if count == POINTS else ("", "")
-        made.add_row(kernel, f"{count:,}", f"{rows:,}", f"{grown:.0f}", *last, f"{ratio:.2f}")
-    show(made)
+        report.add_row(kernel, f"{count:,}", f"{rows:,}", f"{grown:.0f}", *last, f"{ratio:.2f}")
+    show(report)
 
 
 def guarantees(points: int = 100, tests: int = 20) -> None:
-    """Why the recalibrated level is the default: same noise, same kernels, three guarantees."""
+    """Compare coverage and length of the three guarantees on the same data."""
     model = nn.Linear(4, 1)
     nn.init.zeros_(model.weight)
     nn.init.zeros_(model.bias)
-    made = table(
+    report = table(
         f"{DRAWS} draws of {points} calibration and {tests} test points, alpha = 0.1",
         "kernel", "guarantee", "coverage", "infinite", "median length",
     )  # fmt: skip
@@ -154,11 +156,11 @@ def guarantees(points: int = 100, tests: int = 20) -> None:
                 continue
             localizer = ffcp.kernels.Localizer(kernel, "input", bandwidth)
             covered, infinite, length = _draws(model, localizer, guarantee, points, tests)
-            made.add_row(
+            report.add_row(
                 f"{kernel} {bandwidth:g}", guarantee, f"{covered:.1%}", f"{infinite:.1%}",
                 f"{length:.2f}",
             )  # fmt: skip
-    show(made)
+    show(report)
 
 
 def _draws(

@@ -1,8 +1,8 @@
-"""ffcp beside other libraries, on the same predictions: ``python -m benchmarks.oracles``.
+"""Agreement with other libraries on the same predictions: ``python -m benchmarks.oracles``.
 
-crepes, MAPIE, puncc, TorchCP and venn-abers are given what ffcp is given, and their bands, sets,
-metrics and probabilities are compared with ours. Whoever is not installed is named and left out.
-They want many packages, and so a virtual environment of their own:
+Intervals, sets, metrics and probabilities of crepes, MAPIE, puncc, TorchCP and venn-abers are
+compared with ours. Libraries that are not installed are listed and skipped. They need many
+packages, so install them into a separate virtual environment:
 
     python -m venv /tmp/peers
     /tmp/peers/bin/pip install -c constraints.txt torch safetensors rich crepes mapie venn-abers
@@ -31,13 +31,13 @@ from ffcp.classification import rules
 from ffcp.online.martingales import OnlineRanks, PowerMixture
 
 N, NEW, K, ALPHA = 1000, 500, 20, 0.1
-MOVED = np.arange(1000) >= 500
+DRIFT = np.arange(1000) >= 500
 Array = np.ndarray
 Peer = Callable[[], Array]
 
 
 class Columns(nn.Module):
-    """A network whose outputs are columns of the input: all libraries then see one prediction."""
+    """A network whose outputs are columns of the input, so that all libraries share predictions."""
 
     def __init__(self, *columns: int) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Columns(nn.Module):
 
 
 class Fitted:
-    """A fitted scikit-learn estimator, as far as anybody looks."""
+    """A stand-in for a fitted scikit-learn estimator."""
 
     def __init__(self, function: Callable[[Array], Array], kind: str = "regressor") -> None:
         self._function, self._estimator_type, self._kind = function, kind, kind
@@ -77,14 +77,14 @@ class Fitted:
 
 
 class Whole(Fitted):
-    """The same for puncc, whose predictors call ``predict`` where probabilities are meant."""
+    """The same for puncc, which calls ``predict`` to get probabilities."""
 
     def predict(self, x: Array) -> Array:
         return self._function(np.asarray(x))
 
 
 class Data(NamedTuple):
-    """Columns: a prediction, two quantiles, how hard the row is, a group; and the target."""
+    """Columns: a prediction, two quantiles, a difficulty, a group; and the target."""
 
     x: Array
     y: Array
@@ -137,7 +137,7 @@ def module(name: str) -> Any:
 
 
 def crepes(cal: Data, new: Data, **options: int) -> Array:
-    """Ask crepes; options name the columns of its ``sigmas`` and ``bins``."""
+    """Return intervals of crepes; options name the columns of its ``sigmas`` and ``bins``."""
     peer = module("crepes").ConformalRegressor()
     peer.fit(cal.y - cal.x[:, 0], **{key: cal.x[:, c] for key, c in options.items()})
     asked = {key: new.x[:, c] for key, c in options.items()}
@@ -156,14 +156,14 @@ def mapie_cqr(cal: Data, new: Data) -> Array:
     peer = module("mapie.regression").ConformalizedQuantileRegressor(
         models, confidence_level=1 - ALPHA, prefit=True
     )
-    made = peer.conformalize(cal.x, cal.y).predict_interval(new.x, symmetric_correction=True)
-    return np.asarray(made[1][:, :, 0])
+    _, ends = peer.conformalize(cal.x, cal.y).predict_interval(new.x, symmetric_correction=True)
+    return np.asarray(ends[:, :, 0])
 
 
 def puncc(kind: str, cal: Data, new: Data) -> Array:
     api, methods = module("deel.puncc.api.prediction"), module("deel.puncc.regression")
     model = [Fitted(column(c)) for c in range(5)]
-    made = {
+    method = {
         "CP": lambda: methods.SplitCP(api.BasePredictor(model[0], is_trained=True), train=False),
         "CQR": lambda: methods.CQR(
             api.DualPredictor([model[1], model[2]], is_trained=[True, True]), train=False
@@ -172,8 +172,8 @@ def puncc(kind: str, cal: Data, new: Data) -> Array:
             api.MeanVarPredictor([model[0], model[3]], is_trained=[True, True]), train=False
         ),
     }[kind]()
-    made.fit(X_fit=cal.x, y_fit=cal.y, X_calib=cal.x, y_calib=cal.y)
-    return np.stack(made.predict(new.x, alpha=ALPHA)[1:3], axis=1)
+    method.fit(X_fit=cal.x, y_fit=cal.y, X_calib=cal.x, y_calib=cal.y)
+    return np.stack(method.predict(new.x, alpha=ALPHA)[1:3], axis=1)
 
 
 def torchcp(kind: str, cal: Data, new: Data) -> Array:
@@ -195,10 +195,10 @@ def torchcp(kind: str, cal: Data, new: Data) -> Array:
 def bands() -> None:
     cal, new = regression()
 
-    def ours(made: ffcp.IntervalPredictor, groups: int | None = None) -> Array:
+    def ours(predictor: ffcp.IntervalPredictor, groups: int | None = None) -> Array:
         given, asked = (None if groups is None else part.x[:, groups] for part in (cal, new))
-        made.calibrate(cal.x, cal.y, groups=given)
-        return ends(made.predict_interval(new.x, ALPHA, groups=asked))
+        predictor.calibrate(cal.x, cal.y, groups=given)
+        return ends(predictor.predict_interval(new.x, ALPHA, groups=asked))
 
     hard = ffcp.IntervalPredictor(Columns(0), scale=lambda out: out.x[:, 3])
     rows: list[tuple[str, Array, Mapping[str, Peer]]] = [
@@ -221,40 +221,44 @@ def bands() -> None:
             "crepes": lambda: crepes(cal, new, bins=4),
         }),
     ]  # fmt: skip
-    made = table(f"Ends of {NEW} bands, {N} points", "method", "who", "largest difference", "why")
+    report = table(f"Ends of {NEW} bands, {N} points", "method", "who", "largest difference", "why")
     for name, band, peers in rows:
         for who, ask in peers.items():
-            other = asked(made, name, who, ask)
+            other = asked(report, name, who, ask)
             if other is not None:
                 largest = float(np.abs(other - band).max())
-                made.add_row(name, who, f"{largest:.1g}", "" if largest < 1e-9 else WHY[name, who])
-    show(made)
+                report.add_row(
+                    name, who, f"{largest:.1g}", "" if largest < 1e-9 else WHY[name, who]
+                )
+    show(report)
 
 
 WHY = {
     ("CP", "TorchCP"): "works in float32",
     ("CQR", "TorchCP"): "works in float32",
     ("CQR", "MAPIE"): "other corrections of the level",
-    ("normalised", "puncc"): "adds 1e-12 to the hardness",
+    ("normalised", "puncc"): "adds 1e-12 to the difficulty",
     ("Mondrian", "crepes"): "another rank in a bin",
     ("CP", "crepes"): "another rank",
     ("CP", "MAPIE"): "another rank",
     ("CP", "puncc"): "another rank",
     ("CQR", "puncc"): "another rank",
     ("normalised", "crepes"): "another rank",
-}  # said only if there is a difference
+}  # shown only if there is a difference
 
 
-def asked(made: Any, name: str, who: str, ask: Peer) -> Array | None:
-    """Ask somebody; say so in the table if he is not here, or fails."""
+def asked(report: Any, name: str, who: str, ask: Peer) -> Array | None:
+    """Return the result of a library; report in the table if it is missing or fails."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return ask()
     except ImportError as error:
-        made.add_row(name, who, "", f"not installed ({error}): see the head of this file")
-    except Exception as error:  # whatever others do
-        made.add_row(name, who, "", f"fails: {type(error).__name__}: {error}"[:90])
+        report.add_row(
+            name, who, "", f"not installed ({error}): see the docstring of benchmarks/oracles.py"
+        )
+    except Exception as error:  # any error of another library is reported
+        report.add_row(name, who, "", f"fails: {type(error).__name__}: {error}"[:90])
     return None
 
 
@@ -314,7 +318,7 @@ def torchcp_sets(kind: str, cal: Data, new: Data) -> Array:
 
 
 def by_whole_weights(rule: rules.Rule, cal: Data, new: Data) -> Array:
-    """Our scores with the whole weight of a label, as the others' without randomness."""
+    """Return our scores without randomness, as the other libraries compute them."""
     logits = torch.tensor(cal.x)
     rows = rules.LabelRows(logits, torch.ones(len(logits), dtype=torch.float64))
     scores = rules.label_scores(rule, rows, torch.tensor(cal.y))
@@ -330,7 +334,7 @@ def covered(mask: Array, new: Data) -> float:
 
 def sets(title: str, spread: float, hotter: float) -> None:
     cal, new = classification(spread, hotter)
-    made = table(
+    report = table(
         title, "method", "who", "mean size", "coverage", "labels that differ", "why, if they do"
     )
     all_rules: dict[str, rules.Rule] = {
@@ -354,22 +358,22 @@ def sets(title: str, spread: float, hotter: float) -> None:
     for kind, rule in all_rules.items():
         for name, predictor in named[kind].items():
             mask = predictor.calibrate(cal.x, cal.y).predict_set(new.x, ALPHA).mask.numpy()
-            made.add_row(name, "ffcp", f"{mask.sum(1).mean():.2f}", f"{covered(mask, new):.3f}")
+            report.add_row(name, "ffcp", f"{mask.sum(1).mean():.2f}", f"{covered(mask, new):.3f}")
         ours = by_whole_weights(rule, cal, new)
         what = f"{kind.upper()}, whole weights" if kind != "lac" else "LAC"
         if kind != "lac":
-            made.add_row(what, "ffcp", f"{ours.sum(1).mean():.2f}", f"{covered(ours, new):.3f}")
+            report.add_row(what, "ffcp", f"{ours.sum(1).mean():.2f}", f"{covered(ours, new):.3f}")
         for who, ask in (("MAPIE", mapie_sets), ("puncc", puncc_sets), ("TorchCP", torchcp_sets)):
             if (kind, who) == ("raps", "MAPIE"):
                 continue  # it always tunes settings of its own
-            other = asked(made, what, who, lambda a=ask, k=kind: a(k, cal, new))  # type: ignore[misc]
+            other = asked(report, what, who, lambda a=ask, k=kind: a(k, cal, new))  # type: ignore[misc]
             if other is not None:
-                made.add_row(
+                report.add_row(
                     what, who, f"{other.sum(1).mean():.2f}", f"{covered(other, new):.3f}",
                     f"{int((other != ours).sum())} of {ours.size}",
                     OTHERWISE.get((kind, who), "") if (other != ours).any() else "",
                 )  # fmt: skip
-    show(made)
+    show(report)
 
 
 # -- too few points, and metrics -----------------------------------------------------------------
@@ -378,9 +382,9 @@ def sets(title: str, spread: float, hotter: float) -> None:
 def few() -> None:
     cal, new = regression()
     cal = cal.part(slice(0, 5))  # alpha = 0.1 needs 9
-    made = table("5 points at alpha = 0.1: no finite band can be promised", "who", "mean length")
+    report = table("5 points at alpha = 0.1: no finite band can be promised", "who", "mean length")
     ours = ends(ffcp.CP(Columns(0)).calibrate(cal.x, cal.y).predict_interval(new.x, ALPHA))
-    made.add_row("ffcp", f"{(ours[:, 1] - ours[:, 0]).mean():.3g}")
+    report.add_row("ffcp", f"{(ours[:, 1] - ours[:, 0]).mean():.3g}")
     peers: dict[str, Peer] = {
         "crepes": lambda: crepes(cal, new),
         "MAPIE": lambda: mapie_cp(cal, new),
@@ -392,25 +396,30 @@ def few() -> None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 other = ask()
-            made.add_row(who, f"{(other[:, 1] - other[:, 0]).mean():.3g}")
+            report.add_row(who, f"{(other[:, 1] - other[:, 0]).mean():.3g}")
         except ImportError:
-            made.add_row(who, "not installed: see the head of this file")
-        except Exception as error:  # whatever others do
-            made.add_row(who, f"refuses: {type(error).__name__}: {error}"[:80])
-    show(made)
+            report.add_row(who, "not installed: see the docstring of benchmarks/oracles.py")
+        except Exception as error:  # any error of another library is reported
+            report.add_row(who, f"refuses: {type(error).__name__}: {error}"[:80])
+    show(report)
 
 
 def metrics() -> None:
     cal, new = regression()
     band = ffcp.CP(Columns(0)).calibrate(cal.x, cal.y).predict_interval(new.x, ALPHA)
     array = ends(band)
-    made = table("Metrics of the bands of CP", "what", "ffcp", "who", "theirs")
+    report = table("Metrics of the bands of CP", "what", "ffcp", "who", "theirs")
 
     def compared(what: str, ours: float, who: str, ask: Callable[[], Any]) -> None:
         try:
-            made.add_row(what, f"{ours:.6f}", who, f"{float(np.ravel(ask())[0]):.6f}")
+            report.add_row(what, f"{ours:.6f}", who, f"{float(np.ravel(ask())[0]):.6f}")
         except ImportError:
-            made.add_row(what, f"{ours:.6f}", who, "not installed: see the head of this file")
+            report.add_row(
+                what,
+                f"{ours:.6f}",
+                who,
+                "not installed: see the docstring of benchmarks/oracles.py",
+            )
 
     coverage, length = float(ffcp.metrics.coverage(band, new.y)), ffcp.metrics.mean_length(band)
     score = ffcp.metrics.interval_score(band, new.y, ALPHA)
@@ -425,23 +434,25 @@ def metrics() -> None:
         array[:, 0], array[:, 1]))  # fmt: skip
     compared("interval score", score, "MAPIE", lambda: module(theirs).regression_mwi_score(
         new.y, array[:, :, None], 1 - ALPHA))  # fmt: skip
-    show(made)
+    show(report)
 
 
 def in_folds(x: Array, y: Array, folds: Array) -> ffcp.CrossConformal:
-    """Fit least squares without each fold."""
+    """Return least-squares fits without each fold."""
     models = []
     for fold in range(int(folds.max()) + 1):
-        kept = folds != fold
+        training = folds != fold
         model = nn.Linear(x.shape[1], 1, bias=False).double()
-        model.weight.data = torch.tensor(np.linalg.lstsq(x[kept], y[kept], rcond=None)[0][None])
+        model.weight.data = torch.tensor(
+            np.linalg.lstsq(x[training], y[training], rcond=None)[0][None]
+        )
         models.append(model)
     return ffcp.CrossConformal(models, folds).calibrate(torch.tensor(x), torch.tensor(y))
 
 
 def more() -> None:
-    """Compare bands from folds and probabilities."""
-    made = table("Bands from five folds, and Venn-Abers", "what", "who", "largest difference")
+    """Compare cross-conformal intervals and probabilities."""
+    report = table("Bands from five folds, and Venn-Abers", "what", "who", "largest difference")
     random = np.random.default_rng(0)
     x = random.normal(size=(N, 3))
     y, new = x.sum(axis=1) + random.normal(size=N), random.normal(size=(NEW, 3))
@@ -483,14 +494,14 @@ def more() -> None:
     }
     for (what, who), ask in asked.items():
         try:
-            made.add_row(what, who, f"{ask():.0e}")
+            report.add_row(what, who, f"{ask():.0e}")
         except ImportError:
-            made.add_row(what, who, "not installed: see the head of this file")
-    show(made)
+            report.add_row(what, who, "not installed: see the docstring of benchmarks/oracles.py")
+    show(report)
 
 
 class Powers:
-    """The bets of ours, for the martingale of crepes."""
+    """Our betting functions, for the martingale of crepes."""
 
     def __init__(self, mirrored: bool) -> None:
         self._mirrored = mirrored
@@ -502,11 +513,11 @@ class Powers:
 
 
 def martingales() -> None:
-    """Bet on the same p-values: of scores that stay as they are, and of some that move."""
-    made = table("Logarithm of the wealth after 1,000 rows", "p-values", "bets", "ffcp", "crepes")
+    """Compare martingales on the same p-values, of stationary and of drifting scores."""
+    report = table("Logarithm of the wealth after 1,000 rows", "p-values", "bets", "ffcp", "crepes")
     random = np.random.default_rng(0)
     scores = random.normal(size=1000)
-    for what, values in (("no change", scores), ("moved by 1 at row 500", scores + MOVED)):
+    for what, values in (("no change", scores), ("shifted by 1 at row 500", scores + DRIFT)):
         ranks = OnlineRanks(seed=0)
         p = np.array([ranks.p_value(float(one)) for one in values])
         for mirrored in (False, True):
@@ -518,10 +529,10 @@ def martingales() -> None:
                 theirs = peer.SimpleJumper(J=0.01, bf=Powers(mirrored)).apply(p)[-1]
                 said = f"{np.log(theirs):.9f}"
             except ImportError:
-                said = "not installed: see the head of this file"
+                said = "not installed: see the docstring of benchmarks/oracles.py"
             bets = "on large p-values" if mirrored else "on small p-values"
-            made.add_row(what, bets, f"{float(ours.log_wealth):.9f}", said)
-    show(made)
+            report.add_row(what, bets, f"{float(ours.log_wealth):.9f}", said)
+    show(report)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""What gradient norms cost with many outputs: ``python -m benchmarks.outputs``.
+"""Cost of gradient norms with many outputs: ``python -m benchmarks.outputs``.
 
-The network is 672 -> 128 -> 128 -> 672: one week of half hours from the week before, say.
+The network is 672 -> 128 -> 128 -> 672, as in a forecast of a week in half-hour steps.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def many_outputs(rounds: int = 5) -> None:
             rounds,
         )
     one = times["FFCP at the first layer, calibrate"]
-    made = table(
+    report = table(
         f"{OUTPUTS} -> {WIDTH} -> {WIDTH} -> {OUTPUTS}, {ROWS} rows",
         "what", "ms", "against", "ratio", "limit", "",
     )  # fmt: skip
@@ -53,8 +53,8 @@ def many_outputs(rounds: int = 5) -> None:
         ratio = times[name] / seconds if seconds else 0.0
         last = (f"{limit:.2f}", verdict(ratio, limit)) if limit else ()
         shown = f"{ratio:.2f}" if ratio else ""
-        made.add_row(name, f"{times[name] * 1e3:.1f}", against, shown, *last)
-    show(made)
+        report.add_row(name, f"{times[name] * 1e3:.1f}", against, shown, *last)
+    show(report)
 
 
 def main() -> None:

@@ -1,10 +1,9 @@
-"""Venn-Abers beside temperature scaling, on the logits of real networks.
+"""Venn-Abers compared with temperature scaling, on the logits of pretrained networks.
 
-Half of the images calibrate and half test, over random divisions. Of the probabilities of all
-classes the log loss is measured, and of that of the most likely class its calibration error (20
-bins of as many images each, mean distance between probability and accuracy); of "is the most likely
-class right?", asked as a question of two classes, both. The images are those of the experiments
-(``FFCP_DATA``); networks that are not there are named and left out.
+Random splits into calibration and test halves. Measured are the log loss of the class probabilities
+and the calibration error of the top class (20 bins of equal size, mean distance between probability
+and accuracy); both also for the binary question whether the top class is right. Images are in
+``FFCP_DATA``; networks whose files are missing are listed and skipped.
 
     python -m benchmarks.probabilities --networks cifar10_resnet20 resnet152
 """
@@ -22,8 +21,8 @@ from torch import Tensor, nn
 import ffcp
 from benchmarks.timing import show, table
 from ffcp.classification.tuning import fit_temperature
-from ffcp_paper import logits as computed
-from ffcp_paper.vision import NETWORKS
+from ffcp_paper.experiments import logits as computed
+from ffcp_paper.networks.pretrained import NETWORKS
 
 BINS, ROWS = 20, 100_000
 CHOSEN = ["cifar10_resnet20", "cifar10_resnet56", "resnet152", "mobilenet_v1_025"]
@@ -69,7 +68,7 @@ def calibration_error(probabilities: Tensor, labels: Tensor) -> float:
 
 
 def is_top_right(data: Data) -> Data:
-    """Turn labels into whether the most likely class is right, with its log odds."""
+    """Return the binary problem whether the top class is right, with its log odds."""
     logits = data.logits.double()
     top, guess = logits.max(dim=1)
     others = logits.scatter(1, guess[:, None], -torch.inf).logsumexp(dim=1)
@@ -78,15 +77,15 @@ def is_top_right(data: Data) -> Data:
 
 
 def measured(data: Data, splits: int) -> dict[str, list[float]]:
-    """Return the mean log loss and calibration error of each method over random divisions."""
+    """Return the mean log loss and calibration error of each method over random splits."""
     found: dict[str, list[list[float]]] = {name: [] for name in METHODS}
     for seed in range(splits):
         order = torch.randperm(len(data.labels), generator=torch.Generator().manual_seed(seed))
         old, new = order.tensor_split(2)
         for name, calibrate in METHODS.items():
-            made = calibrate(data.logits[old], data.labels[old], data.logits[new])
+            predicted = calibrate(data.logits[old], data.labels[old], data.logits[new])
             labels = data.labels[new]
-            found[name].append([log_loss(made, labels), calibration_error(made, labels)])
+            found[name].append([log_loss(predicted, labels), calibration_error(predicted, labels)])
     return {name: torch.tensor(rows).mean(dim=0).tolist() for name, rows in found.items()}
 
 
@@ -113,14 +112,14 @@ def main() -> None:
     for name in asked.networks:
         missing = computed.missing(NETWORKS[name])
         if missing:
-            print(f"{name}: {len(missing)} of its files are not there, see FFCP_DATA")
+            print(f"{name}: skipped, {len(missing)} files are missing in FFCP_DATA")
             continue
         result = computed.compute(name)
         data = Data(result.logits, result.labels)
         title = f"{NETWORKS[name].title}, {data.logits.shape[1]} classes, {len(data.labels)} rows"
-        for made, part in ((classes, data), (top, is_top_right(data))):
+        for report, part in ((classes, data), (top, is_top_right(data))):
             found = measured(part, asked.splits)
-            made.add_row(title, *(f"{one:.4f}" for pair in found.values() for one in pair))
+            report.add_row(title, *(f"{one:.4f}" for pair in found.values() for one in pair))
     show(classes)
     show(top)
     fit, predict = time_of(ROWS)

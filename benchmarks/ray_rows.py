@@ -1,14 +1,13 @@
-"""Rows per second over Ray Data workers, beside the bare model in the same engine, and memory.
+"""Throughput and memory of Ray Data workers, compared with the bare model.
 
     python -m benchmarks.ray_rows                        # some minutes
     python -m benchmarks.ray_rows --rows 100000 1000000 10000000
 
-The bare model is what one writes by hand: a class whose constructor takes the network, and which
-gives ``map_batches`` a column of predictions. Calibrating brings scores back, predicting gives
-``prediction``, ``lower`` and ``upper``. All are run in turn, and the best of several counts. Rows
-per second are those between the first and the last batch. The processor's time is all that the
-workers' processes took in between, the engine's share included; it is steadier than the clock where
-others use the machine too. Memory is the workers' own, without the object store that they share.
+The bare model is a hand-written class for ``map_batches`` that returns a column of predictions.
+Calibrating returns scores; predicting returns ``prediction``, ``lower`` and ``upper``. All are run
+in turn, and the best of several runs counts. Rows per second are counted between the first and the
+last batch. Processor time is that of the workers' processes including Ray, which is more stable
+than wall-clock time on a shared machine. Memory excludes the shared object store.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ WIDTH, SIZE = 100, 8192
 STORE = 200 * 2**20
 
 
-class Weighed(nn.Module):
-    """The paper's network, which notes the time and the memory of its process at every batch."""
+class LoggedNetwork(nn.Module):
+    """The paper's network, which logs time and memory of its process at every batch."""
 
     def __init__(self, folder: str) -> None:
         super().__init__()
@@ -51,21 +50,21 @@ class Weighed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if os.getpid() != self.driver:
-            noted = [time.time(), time.process_time(), len(x), own_memory()]
+            entry = [time.time(), time.process_time(), len(x), own_memory()]
             with Path(self.folder, f"{os.getpid()}").open("a") as file:
-                file.write(json.dumps(noted) + "\n")
+                file.write(json.dumps(entry) + "\n")
         result: Tensor = self.layers(x)
         return result
 
 
 def own_memory() -> float:
-    """Give the memory of this process alone, in MB."""
+    """Return the memory of this process without shared memory, in MB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("RssAnon"))
 
 
 class Run(NamedTuple):
-    """What the workers noted of one run."""
+    """Measurements of one run."""
 
     speed: float  # rows per second
     cost: float  # microseconds of a processor per row
@@ -73,21 +72,23 @@ class Run(NamedTuple):
 
     @classmethod
     def read(cls, folder: str) -> Run:
-        """Read it, and let the next run begin anew."""
+        """Return the measurements in the workers' logs, and delete the logs."""
         workers = []
         for file in Path(folder).iterdir():
             workers.append(np.array([json.loads(line) for line in file.read_text().splitlines()]))
             file.unlink()
         first = min(w[0, 0] for w in workers)
         last = max(w[-1, 0] for w in workers)
-        rows = sum(w[:-1, 2].sum() for w in workers)  # a batch is paid for when the next begins
+        rows = sum(
+            w[:-1, 2].sum() for w in workers
+        )  # the cost of a batch is known when the next begins
         paid = sum(w[-1, 1] - w[0, 1] for w in workers)
         memory = max(w[:, 3].max() for w in workers)
         return cls(rows / (last - first), 1e6 * paid / rows, memory)
 
 
 class Bare:
-    """The model alone, as one writes it by hand."""
+    """The model alone, written by hand."""
 
     def __init__(self, holder: list[Any]) -> None:
         (self.model,) = ray.get(holder)
@@ -100,15 +101,15 @@ class Bare:
 
 
 def rows(count: int) -> Dataset:
-    """Make rows on the way, one block for every 4 batches."""
+    """Return rows that are generated on the fly, one block for every 4 batches."""
 
-    def made(batch: dict[str, Any]) -> dict[str, Any]:
+    def generate(batch: dict[str, Any]) -> dict[str, Any]:
         rng = np.random.default_rng(int(batch["id"][0]))
         x = rng.random((len(batch["id"]), WIDTH), dtype=np.float32)
         return {"x": x, "y": x[:, 0], "id": batch["id"]}
 
     blocks = max(1, count // (4 * SIZE))
-    return ray.data.range(count, override_num_blocks=blocks).map_batches(made, batch_size=None)
+    return ray.data.range(count, override_num_blocks=blocks).map_batches(generate, batch_size=None)
 
 
 def bare(count: int, workers: int, model: nn.Module) -> None:
@@ -150,11 +151,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--timed", type=int, default=1_000_000, help="rows of the timed runs")
     parser.add_argument(
-        "--rows", type=int, nargs="*", default=[100_000, 1_000_000], help="rows of those weighed"
+        "--rows",
+        type=int,
+        nargs="*",
+        default=[100_000, 1_000_000],
+        help="rows of the runs whose memory is measured",
     )
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--jobs", nargs="+", help="which of the rows of the table, beside the bare")
+    parser.add_argument(
+        "--jobs", nargs="+", help="rows of the table to run, besides the bare model"
+    )
     asked = parser.parse_args()
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray.init(
@@ -168,11 +175,11 @@ def main() -> None:
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     DataContext.get_current().enable_progress_bars = False
     with tempfile.TemporaryDirectory() as folder:
-        todo = jobs(Weighed(folder))
+        todo = jobs(LoggedNetwork(folder))
         if asked.jobs:
             todo = {name: job for name, job in todo.items() if name in (BARE, *asked.jobs)}
-        print(f"{asked.timed:,} rows: rows per second, and the bare model's by them;")
-        print("microseconds of a processor per row, and by those of the bare model")
+        print(f"{asked.timed:,} rows: rows per second, and the slowdown against the bare model;")
+        print("processor microseconds per row, and their ratio to the bare model")
         print(f"{'':14}" + "".join(f"{f'{w} workers':>36}" for w in asked.workers))
         runs: dict[tuple[str, int], list[Run]] = {}
         for _ in range(asked.repeats):

@@ -1,7 +1,7 @@
-"""Norms of many Jacobian rows, against hand-written passes: ``python -m benchmarks.rows``.
+"""Row norms of large Jacobians compared with bare passes: ``python -m benchmarks.rows``.
 
 The head is that of a small segmentation network, conv3x3-ReLU-conv1x1 with 20 classes at
-64 x 128: 163,840 outputs. The bare contestants know the head and do nothing but their passes.
+64 x 128: 163,840 outputs. The baselines only run their passes through the head.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ffcp.network.jacobian import Method
 from ffcp.network.jacobian.coloured import colours
 from ffcp.network.jacobian.dispatch import jacobian_rows
 from ffcp.scales import Sketch, Smooth
-from ffcp_paper.training import train
+from ffcp_paper.training.regression import train
 
 CHANNELS, CLASSES, HEIGHT, WIDTH, PROBES = 64, 20, 64, 128, 32
 COUNTED = 64  # rows of the exact Jacobian that are timed; all of them would take minutes
@@ -40,7 +40,7 @@ def network() -> nn.Sequential:
 
 
 def exact_part(model: nn.Module, x: Tensor) -> None:
-    """Take the first rows one after the other, as method="exact" does."""
+    """Compute the first rows one by one, as method="exact" does."""
     with Cut(model, ["0"]) as cut:
         tap = cut(x)
         for (gradient,) in islice(jacobian_rows(tap, tap.edges["0"]), COUNTED):
@@ -90,23 +90,23 @@ def speed(rows: int, rounds: int = 3) -> None:
     exact = times["exact"] * outputs / COUNTED
     coloured = times["coloured"] / times["backward"]
     sketch = times["sketch"] / times["forward"]
-    made = table(
+    report = table(
         f"{rows} image(s), {outputs:,} outputs each; the windows took {probing:.1f} s, once",
         "method", "seconds", "passes", "against", "ratio", "limit", "",
     )  # fmt: skip
-    made.add_row("exact (extrapolated)", f"{exact:.0f}", f"{outputs:,}", "", "", "", "")
-    made.add_row("coloured", f"{times['coloured']:.2f}", f"{result.passes}", "exact",
+    report.add_row("exact (extrapolated)", f"{exact:.0f}", f"{outputs:,}", "", "", "", "")
+    report.add_row("coloured", f"{times['coloured']:.2f}", f"{result.passes}", "exact",
                  f"1/{exact / times['coloured']:.0f}", "1/100",
                  verdict(times["coloured"] / exact, 1 / 100))  # fmt: skip
-    made.add_row("", "", "", "its backward passes", f"{coloured:.2f}", "2", verdict(coloured, 2))
-    made.add_row(f"sketch({PROBES})", f"{times['sketch']:.2f}", f"{PROBES}",
+    report.add_row("", "", "", "its backward passes", f"{coloured:.2f}", "2", verdict(coloured, 2))
+    report.add_row(f"sketch({PROBES})", f"{times['sketch']:.2f}", f"{PROBES}",
                  f"{PROBES} forward passes", f"{sketch:.2f}", "2", verdict(sketch, 2))  # fmt: skip
-    show(made)
+    show(report)
 
 
 def memory() -> None:
     model = network()
-    made = table("Memory of FFCP on whole maps, beyond data and model", "images", "what", "MB")
+    report = table("Memory of FFCP on whole maps, beyond data and model", "images", "what", "MB")
     for rows in (8, 32):
         x = torch.randn(rows, 3, HEIGHT, WIDTH)
         y = torch.randn(rows, CLASSES, HEIGHT, WIDTH)
@@ -115,19 +115,19 @@ def memory() -> None:
             predictor = ffcp.FFCP(model, "0", method=method, joint=True, batch_size=2)
             with Resident() as watched:
                 predictor.calibrate(x, y)
-            made.add_row(str(rows), f"calibrate, {method}", f"{watched.grown:.0f}")
+            report.add_row(str(rows), f"calibrate, {method}", f"{watched.grown:.0f}")
             with Resident() as watched:
                 band = predictor.predict_interval(x, alpha=0.3)
             result = 3 * band.lower.numel() * 4 / 2**20
-            made.add_row("", f"predict, {method}; result {result:.0f} MB", f"{watched.grown:.0f}")
-    show(made)
+            report.add_row("", f"predict, {method}; result {result:.0f} MB", f"{watched.grown:.0f}")
+    show(report)
 
 
 # -- when smoothing shortens bands ---------------------------------------------------------------
 
 
 def flat_then_steep(rows: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Nothing happens left of zero; to the right the slope grows, and with it the noise."""
+    """Return data with zero slope on the left; on the right, slope and noise grow."""
     generator = torch.Generator().manual_seed(seed)
     x = 4 * torch.rand(rows, 1, generator=generator) - 2
     noise = torch.randn(rows, generator=generator)
@@ -136,7 +136,7 @@ def flat_then_steep(rows: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def growing(rows: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Slope and noise grow everywhere: no gradient vanishes."""
+    """Return data whose slope and noise grow everywhere, so that no gradient vanishes."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.rand(rows, 1, generator=generator)
     noise = torch.randn(rows, generator=generator)
@@ -151,7 +151,7 @@ def narrow(width: int) -> nn.Sequential:
 
 
 def smoothing() -> None:
-    made = table(
+    report = table(
         "Mean band length (coverage 90 %) and the share of gradients that vanish",
         "data", "vanish", "CP", "FFCP", *(f"smooth({s:g})" for s in SIGMAS),
     )  # fmt: skip
@@ -169,8 +169,8 @@ def smoothing() -> None:
             band = predictor.calibrate(x_cal, y_cal).predict_interval(x_test)
             assert abs(metrics.coverage(band, y_test) - 0.9) < 0.03
             cells.append(f"{metrics.mean_length(band):.3g}")
-        made.add_row(*cells)
-    show(made)
+        report.add_row(*cells)
+    show(report)
 
 
 SIGMAS = (0.1, 0.3, 1.0)

@@ -1,8 +1,8 @@
-"""How a calibration grows: ``python -m benchmarks.scale``.
+"""Time and memory of large calibrations: ``python -m benchmarks.scale``.
 
 Summaries of a thousand workers are merged, scores are streamed into a summary, and 1, 2 and 4
-processes calibrate together, beside the same processes that run the bare model. The summaries to be
-merged are made up: sorted exponential numbers stand for those of a million points.
+processes calibrate together, compared with the same processes running the bare model. The merged
+summaries are synthetic: sorted exponential numbers in place of a million scores each.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SHARE = 1.15  # of the bare model's time
 
 
 def summary(random: np.random.Generator) -> Compressed:
-    """Make up what :meth:`compress` keeps of a million exponential scores."""
+    """Return a synthetic summary of a million exponential scores, as :meth:`compress` makes it."""
     weight = int(ERROR * POINTS) + 1
     values = np.sort(random.standard_exponential(-(-POINTS // weight)))
     pieces = [[Piece(values, weight, POINTS, weight - 1)]]
@@ -52,14 +52,14 @@ def summary(random: np.random.Generator) -> Compressed:
 
 
 def workers() -> list[Any]:
-    """Give predictors as a thousand workers would send them."""
+    """Return one predictor per worker, each with a summary."""
     random, model = np.random.default_rng(0), ffcp.Stored()
-    made = []
+    predictors = []
     for _ in range(WORKERS):
         predictor = ffcp.CP(model).calibrate(torch.zeros(20), torch.ones(20))
         predictor._state = replace(predictor._state, calibration=summary(random))
-        made.append(predictor)
-    return made
+        predictors.append(predictor)
+    return predictors
 
 
 def merging() -> None:
@@ -70,29 +70,29 @@ def merging() -> None:
         start, of_core = time.perf_counter(), time.process_time()
         for other in others:
             first.merge(other)
-        error, kept = first.calibration.rank_error, first.calibration.scores.numel()
+        error, held = first.calibration.rank_error, first.calibration.scores.numel()
         first.compress(2 * ERROR)
         seconds, of_core = time.perf_counter() - start, time.process_time() - of_core
         first.save(f"{folder}/all")
         whole = Path(f"{folder}/all").stat().st_size
-    made = table(f"{WORKERS:,} summaries of {POINTS:,} points each, merged one by one", "", "")
-    made.add_row("one worker's file", f"{size / 1e3:.0f} kB")
-    made.add_row("moved in all", f"{WORKERS * size / 1e6:.0f} MB")
-    made.add_row("seconds to merge and compress", f"{seconds:.1f} {verdict(seconds, SECONDS)}")
-    made.add_row("of one core, others apart", f"{of_core:.1f}")
-    made.add_row("points", f"{len(first.calibration):,}")
-    made.add_row("rank error when merged", f"{error:.3g}")
-    made.add_row("scores held when merged", f"{kept:,} ({8 * kept / 1e6:.0f} MB)")
-    made.add_row("file in the end", f"{whole / 1e3:.0f} kB")
-    made.add_row("rank error in the end", f"{first.calibration.rank_error:.3g}")
-    show(made)
+    report = table(f"{WORKERS:,} summaries of {POINTS:,} points each, merged one by one", "", "")
+    report.add_row("one worker's file", f"{size / 1e3:.0f} kB")
+    report.add_row("moved in all", f"{WORKERS * size / 1e6:.0f} MB")
+    report.add_row("seconds to merge and compress", f"{seconds:.1f} {verdict(seconds, SECONDS)}")
+    report.add_row("of one core, others apart", f"{of_core:.1f}")
+    report.add_row("points", f"{len(first.calibration):,}")
+    report.add_row("rank error when merged", f"{error:.3g}")
+    report.add_row("scores held when merged", f"{held:,} ({8 * held / 1e6:.0f} MB)")
+    report.add_row("file in the end", f"{whole / 1e3:.0f} kB")
+    report.add_row("rank error in the end", f"{first.calibration.rank_error:.3g}")
+    show(report)
 
 
 # -- a stream --------------------------------------------------------------------------------------
 
 
 def batches(rows: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Make rows up as they are asked for; only the batch at hand is in memory."""
+    """Yield random batches, with only one of them in memory."""
     generator = torch.Generator().manual_seed(0)
     for start in range(0, rows, BATCH):
         size = min(BATCH, rows - start)
@@ -100,50 +100,51 @@ def batches(rows: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def stream(rows: int, error: float | None) -> tuple[float, float, int, float]:
-    """Calibrate on a stream: seconds, MB above the beginning, scores kept, rank error."""
+    """Calibrate on a stream; return seconds, growth in MB, number of scores, rank error."""
     torch.set_num_threads(1)
     predictor = ffcp.CP(ffcp.Stored())
-    predictor.calibrate(batches(BATCH), rank_error=error)  # what is loaded only once
+    predictor.calibrate(batches(BATCH), rank_error=error)  # warm-up
     with Resident() as memory:
-        start = time.process_time()  # of this process: others are kept apart
+        start = time.process_time()  # of this process only
         predictor.calibrate(batches(rows), rank_error=error)
         predictor.predict_interval(torch.zeros(1))
         seconds = time.process_time() - start
-    kept = predictor.calibration
-    return seconds, memory.grown, kept.scores.numel(), getattr(kept, "rank_error", 0.0)
+    calibration = predictor.calibration
+    error = getattr(calibration, "rank_error", 0.0)
+    return seconds, memory.grown, calibration.scores.numel(), error
 
 
 def streaming() -> None:
-    made = table(
+    report = table(
         f"Calibrating on a stream, rank_error={ERROR:g}, each in a process of its own",
         "rows", "s", "MB", "scores kept", "rank error", "", "all scores: s", "MB",
     )  # fmt: skip
     for rows in STREAMED:
         few, everything = [_apart(stream, rows, error) for error in (ERROR, None)]
-        seconds, memory, kept, error = few
-        cells = f"{seconds:.2f}", f"{memory:.0f}", f"{kept:,}", f"{error:.2g}"
+        seconds, memory, scores, error = few
+        cells = f"{seconds:.2f}", f"{memory:.0f}", f"{scores:,}", f"{error:.2g}"
         is_flat = verdict(memory, FLAT)
-        made.add_row(f"{rows:,}", *cells, is_flat, f"{everything[0]:.2f}", f"{everything[1]:.0f}")
-    show(made)
+        report.add_row(f"{rows:,}", *cells, is_flat, f"{everything[0]:.2f}", f"{everything[1]:.0f}")
+    show(report)
 
 
 def one_of_many() -> None:
-    """Measure what one process of a large job would do besides running the model."""
-    seconds, memory, kept, error = _apart(stream, SHARED // RANKS, ERROR / 2)
-    made = table(
+    """Measure the work of one process of a large job, without running the model."""
+    seconds, memory, scores, error = _apart(stream, SHARED // RANKS, ERROR / 2)
+    report = table(
         f"One of {RANKS} processes that share {SHARED:,} rows, rank_error={ERROR:g}", "", ""
     )
-    made.add_row("its rows", f"{SHARED // RANKS:,}")
-    made.add_row("seconds of one core, without the model", f"{seconds:.1f}")
-    made.add_row("MB for the summary on the way", f"{memory:.0f}")
-    made.add_row("kB that it sends to each other process", f"{8 * kept / 1e3:.0f}")
-    made.add_row("rank error of what it sends", f"{error:.2g}")
-    made.add_row(f"seconds of one core to sort {SORTED:,} scores", f"{_apart(sorting):.1f}")
-    show(made)
+    report.add_row("its rows", f"{SHARED // RANKS:,}")
+    report.add_row("seconds of one core, without the model", f"{seconds:.1f}")
+    report.add_row("MB for the summary on the way", f"{memory:.0f}")
+    report.add_row("kB that it sends to each other process", f"{8 * scores / 1e3:.0f}")
+    report.add_row("rank error of what it sends", f"{error:.2g}")
+    report.add_row(f"seconds of one core to sort {SORTED:,} scores", f"{_apart(sorting):.1f}")
+    show(report)
 
 
 def sorting() -> float:
-    """Measure what it takes to keep all scores, and sort them."""
+    """Return the seconds to sort all scores."""
     scores = torch.rand(SORTED, 1, dtype=torch.float64)
     start = time.process_time()
     Marginal().fit(scores).quantile(0.1)
@@ -151,7 +152,7 @@ def sorting() -> float:
 
 
 def _apart(work: Any, *arguments: Any) -> Any:
-    """Run something in a process of its own."""
+    """Run a function in a separate process."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(work, arguments)
 
@@ -170,7 +171,7 @@ def together(rank: int, size: int, meet: str, rows: int, rounds: int, results: A
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=size)
     generator, model = torch.Generator().manual_seed(rank), network()
-    held = [  # and come round again and again
+    held = [  # reused in a cycle
         (torch.randn(2048, FEATURES, generator=generator), torch.randn(2048, generator=generator))
         for _ in range(8)
     ]
@@ -193,7 +194,7 @@ def together(rank: int, size: int, meet: str, rows: int, rounds: int, results: A
             work()
             core = torch.tensor([time.process_time() - of_core], dtype=torch.float64)
             dist.all_reduce(core)  # also waits for the last
-            if number:  # the first round makes ready
+            if number:  # the first round is a warm-up
                 times.append((time.perf_counter() - start, float(core)))
     if rank == 0:
         results.put([tuple(map(min, zip(*times, strict=True))) for times in spent.values()])
@@ -201,7 +202,7 @@ def together(rank: int, size: int, meet: str, rows: int, rounds: int, results: A
 
 
 def processes(rounds: int = 5) -> None:
-    made = table(
+    report = table(
         f"CP on rows divided among processes of one thread, {FEATURES} features, two layers of "
         f"{WIDTH}; best of {rounds} in turn",
         "rows", "processes", "bare, rows/s", "ours, rows/s", "ratio", "",
@@ -222,8 +223,8 @@ def processes(rounds: int = 5) -> None:
                 process.join()
         rates = f"{rows / bare:,.0f}", f"{rows / ours:,.0f}", f"{ours / bare:.2f}"
         cores = f"{bare_core:.2f}", f"{ours_core:.2f}", f"{ours_core / bare_core:.2f}"
-        made.add_row(f"{rows:,}", f"{size}", *rates, verdict(ours / bare, SHARE), *cores)
-    show(made)
+        report.add_row(f"{rows:,}", f"{size}", *rates, verdict(ours / bare, SHARE), *cores)
+    show(report)
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
-"""Label sets of 50,000 rows with 1,000 classes: ``python -m benchmarks.sets``.
+"""Time and memory of prediction sets for 1,000 classes: ``python -m benchmarks.sets``.
 
-The bare run is one full ``torch.sort`` of the logits and one cumulative sum of the result: no
-softmax, no score, no set. TorchCP and MAPIE take part if they are installed, in a virtual
-environment of their own, since both want many packages:
+The baseline is one full ``torch.sort`` of the logits and one cumulative sum: no softmax, no score,
+no set. TorchCP and MAPIE are compared if they are installed, in a separate virtual environment,
+since both need many packages:
 
     python -m venv /tmp/peers
     /tmp/peers/bin/pip install -c constraints.txt torch rich mapie
@@ -36,7 +36,7 @@ ALPHA = 0.1
 
 
 def logits_and_labels(rows: int, *, sharp: bool = True, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Logits about as sharp as those of a network for ImageNet, or hardly telling labels apart."""
+    """Return logits as sharp as those of an ImageNet network, or nearly uninformative ones."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(rows) % CLASSES
     logits = torch.randn(rows, CLASSES, generator=generator)
@@ -73,7 +73,7 @@ def prediction(*, sharp: bool, rounds: int = 5) -> None:
     contestants["calibrate"] = lambda: METHODS["RAPS"]().calibrate(logits, labels)
     times = best_of(contestants, rounds)
     kind = "sharp" if sharp else "flat"
-    made = table(
+    report = table(
         f"{ROWS:,} rows x {CLASSES:,} classes, {kind} logits, {torch.get_num_threads()} threads",
         "what", "ms", "mean size", "of sort + cumsum", "limit", "",
     )  # fmt: skip
@@ -83,16 +83,16 @@ def prediction(*, sharp: bool, rounds: int = 5) -> None:
         size = ""
         if name in predictors:
             size = f"{ffcp.metrics.mean_set_size(predictors[name].predict_set(logits, ALPHA)):.1f}"
-        made.add_row(
+        report.add_row(
             {"bare": "torch.sort + cumsum", "calibrate": "RAPS, calibrate"}.get(name, name),
             f"{times[name] * 1e3:.0f}", size, f"{ratio:.2f}",
             *(("1.30", verdict(ratio, 1.3)) if limited else ()),
         )  # fmt: skip
-    show(made)
+    show(report)
 
 
 def _predicted(name: str, answer: multiprocessing.Queue[float]) -> None:
-    """In a process of its own, so that no other job's memory is counted."""
+    """Measure in a separate process, so that other jobs' memory is not counted."""
     predictor = METHODS[name]().calibrate(*logits_and_labels(CALIBRATION, seed=1))
     logits, _ = logits_and_labels(ROWS)
     predictor.predict_set(logits[:5000], ALPHA)
@@ -102,7 +102,7 @@ def _predicted(name: str, answer: multiprocessing.Queue[float]) -> None:
 
 
 def memory() -> None:
-    made = table(
+    report = table(
         f"Memory beside {ROWS * CLASSES * 4 / 2**20:.0f} MB of logits; the mask itself has "
         f"{ROWS * CLASSES / 2**20:.0f} MB",
         "what", "MB more", "limit", "",
@@ -114,8 +114,8 @@ def memory() -> None:
         process.start()
         grown = answer.get()
         process.join()
-        made.add_row(name, f"{grown:.0f}", "80", verdict(grown, 80))
-    show(made)
+        report.add_row(name, f"{grown:.0f}", "80", verdict(grown, 80))
+    show(report)
 
 
 class Probabilities:
@@ -177,14 +177,14 @@ def peers(rounds: int = 2) -> None:
     data = logits_and_labels(CALIBRATION, seed=1)
     logits, _ = logits_and_labels(PEER_ROWS)
     ours = METHODS["RAPS"]().calibrate(*data)
-    made = table(f"RAPS of {PEER_ROWS:,} rows x {CLASSES:,} classes", "who", "ms", "of ours", "")
+    report = table(f"RAPS of {PEER_ROWS:,} rows x {CLASSES:,} classes", "who", "ms", "of ours", "")
     for name, prepare in (("TorchCP", torchcp_raps), ("MAPIE", mapie_raps)):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 predict = prepare(*data)
         except ImportError as error:
-            made.add_row(name, "", "", f"not installed ({error}): see the head of this file")
+            report.add_row(name, "", "", f"not installed ({error}): see the head of this file")
             continue
         times = best_of(
             {
@@ -194,10 +194,10 @@ def peers(rounds: int = 2) -> None:
             rounds,
         )
         ratio = times["peer"] / times["ours"]
-        made.add_row("ffcp", f"{times['ours'] * 1e3:.0f}")
+        report.add_row("ffcp", f"{times['ours'] * 1e3:.0f}")
         said = "at least 3 times" if ratio >= 3 else "LESS than 3 times"
-        made.add_row(name, f"{times['peer'] * 1e3:.0f}", f"{ratio:.1f}", said)
-    show(made)
+        report.add_row(name, f"{times['peer'] * 1e3:.0f}", f"{ratio:.1f}", said)
+    show(report)
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
-"""What a designed shift does to coverage, and what weights bring back: python -m benchmarks.shift.
+"""Coverage under covariate and label shift, with and without weights: python -m benchmarks.shift.
 
-Errors grow with the input, and new inputs lie one standard deviation higher. 200 calibration sets
-of 400 points; learned ratios have 300 new inputs, and a fifth of the calibration rows.
+Errors grow with the input, and new inputs are shifted by one standard deviation. 200 calibration
+sets of 400 rows; learned density ratios use 300 new inputs and a fifth of the calibration rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SHARES, RATIO = torch.tensor([0.7, 0.2, 0.1]), torch.tensor([2 / 7, 1.0, 6.0])
 
 
 class Softplus(nn.Module):
-    """A network whose slope knows something, but not all, of its errors."""
+    """A network whose slope is correlated with its errors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,8 +32,8 @@ class Softplus(nn.Module):
         return nn.functional.softplus(self.layer(x))
 
 
-class Sorter(nn.Module):
-    """Logits of three classes, right for the shares of the calibration."""
+class Classifier(nn.Module):
+    """Logits of three classes that are correct for the calibration's class shares."""
 
     def forward(self, x: Tensor) -> Tensor:
         return SHARES.log() - 0.5 * (x - 1.5 * torch.arange(3)).square()
@@ -49,7 +49,7 @@ def true_ratio(x: Tensor) -> Tensor:
 
 
 def bands(make: Callable[[], Any], learns: bool) -> tuple[float, float, float, float]:
-    """Give coverage, median length, share of infinite bands and effective sample size."""
+    """Return coverage, median length, share of infinite intervals and effective sample size."""
     generator, predictor = torch.Generator().manual_seed(0), make()
     hits, lengths, sizes = [], [], []
     for _ in range(REPEATS):
@@ -68,10 +68,10 @@ def bands(make: Callable[[], Any], learns: bool) -> tuple[float, float, float, f
 
 
 def sets(calibration: Any, learns: bool) -> tuple[float, float]:
-    """Give coverage and mean size of label sets."""
+    """Return coverage and mean size of prediction sets."""
     generator, predictor = (
         torch.Generator().manual_seed(0),
-        ffcp.LAC(Sorter(), calibration=calibration),
+        ffcp.LAC(Classifier(), calibration=calibration),
     )
     hits, sizes = [], []
     for _ in range(REPEATS):
@@ -114,12 +114,12 @@ def main() -> None:
             True,
         ),
     }
-    print("| inputs moved | coverage | median length | infinite bands | effective sample size |")
+    print("| covariate shift | coverage | median length | infinite | effective sample size |")
     print("|---|---|---|---|---|")
     for name, (make, learns) in ways.items():
         coverage, length, infinite, size = bands(make, learns)
         print(f"| {name} | {coverage:.1%} | {length:.3g} | {infinite:.1%} | {size:.0f} |")
-    print("\n| classes moved | coverage | mean size |\n|---|---|---|")
+    print("\n| label shift | coverage | mean size |\n|---|---|---|")
     kinds: dict[str, tuple[Any, bool]] = {
         "LAC": (None, False),
         "LAC, true ratio": (ffcp.calibrations.LabelShift(RATIO.tolist()), False),

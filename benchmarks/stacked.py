@@ -1,11 +1,10 @@
-"""Training many networks at once against one by one: ``python -m benchmarks.stacked``.
+"""Stacked training compared with training one by one: ``python -m benchmarks.stacked``.
 
-First five seeds of a data set, then five seeds at five pairs of quantile levels, 25 networks.
+Five seeds of a data set, then five seeds at five pairs of quantile levels, 25 networks.
 
-The rows are random numbers of the size of the paper's data sets; the time of a step does not
-depend on what they say. Both ways are run with one thread and with two, which needs two free
-cores: torch's threads wait for each other in a loop, and on a busy machine one by one with two
-threads takes many times as long as with one. The weights that come out are compared.
+Rows are random, of the size of the paper's data sets. Both ways are run with one and with two
+threads, which needs two free cores: on a busy machine, two threads take many times as long as one.
+The resulting weights are compared.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.timing import best_of, show, table
-from ffcp_paper.networks import mlp
-from ffcp_paper.stacked import train_stacked
-from ffcp_paper.training import train, train_quantiles
+from ffcp_paper.networks.regression import mlp
+from ffcp_paper.training.regression import train, train_quantiles
+from ffcp_paper.training.stacked import train_stacked
 
 SEEDS = range(5)
 # rows and columns for training, and how many epochs to take
@@ -61,7 +60,7 @@ def at_once(parts: Data, epochs: int, dropout: float) -> list[nn.Module]:
 
 
 def difference(ours: list[nn.Module], theirs: list[nn.Module]) -> float:
-    """Find the largest difference between two weights."""
+    """Return the largest difference between two weights."""
     weights = zip(
         (w for model in ours for w in model.parameters()),
         (w for model in theirs for w in model.parameters()),
@@ -76,7 +75,7 @@ def with_threads(threads: int, work: Callable[[], list[nn.Module]]) -> list[nn.M
 
 
 def compare(names: list[str], rounds: int) -> None:
-    made = table(
+    report = table(
         "Microseconds per step of all five networks, with 1 and 2 threads",
         "data", "dropout", "single 1", "single 2", "stacked 1", "stacked 2", "of best", "ratio 1",
         "differ by",
@@ -99,7 +98,7 @@ def compare(names: list[str], rounds: int) -> None:
             [times[f"{how} {threads}"] / steps * 1e6 for threads in THREADS] for how in works
         )
         ours, theirs = (with_threads(1, work) for work in works.values())
-        made.add_row(
+        report.add_row(
             name,
             f"{dropout:g}",
             *(f"{time:.0f}" for time in (*single, *stacked)),
@@ -107,11 +106,11 @@ def compare(names: list[str], rounds: int) -> None:
             f"{single[0] / stacked[0]:.1f}",
             f"{difference(ours, theirs):.1g}",
         )
-    show(made)
+    show(report)
 
 
 def quantiles(parts: Data, epochs: int, at_a_time: int) -> None:
-    """Train for all seeds and levels: one by one, the seeds of a pair at a time, or all at once."""
+    """Train for all seeds and levels, 1, 5 or 25 networks at a time."""
     wanted = [(levels, seed) for levels in LEVELS for seed in SEEDS]
     for start in range(0, len(wanted), at_a_time):
         levels, seeds = zip(*wanted[start : start + at_a_time], strict=True)
@@ -125,7 +124,7 @@ def quantiles(parts: Data, epochs: int, at_a_time: int) -> None:
 
 
 def compare_levels(names: list[str], rounds: int) -> None:
-    made = table(
+    report = table(
         "Microseconds per step of 25 networks: five seeds at five pairs of levels",
         "data", "single", "5 stacked", "25 stacked", "ratio of 5", "ratio of 25",
     )  # fmt: skip
@@ -137,13 +136,13 @@ def compare_levels(names: list[str], rounds: int) -> None:
             {str(count): partial(quantiles, parts, epochs, count) for count in (1, 5, 25)}, rounds
         )
         single, five, every = (seconds / steps * 1e6 for seconds in times.values())
-        made.add_row(
+        report.add_row(
             name,
             *(f"{time:.0f}" for time in (single, five, every)),
             f"{single / five:.1f}",
             f"{single / every:.1f}",
         )
-    show(made)
+    show(report)
 
 
 def main() -> None:

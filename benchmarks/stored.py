@@ -1,8 +1,8 @@
-"""From predictions that are there already: ``python -m benchmarks.stored``.
+"""Time of intervals from stored predictions: ``python -m benchmarks.stored``.
 
-100,000 calibration and 100,000 test rows, one thread. crepes, puncc and MAPIE take part if they
-are installed, in a virtual environment of their own (see :mod:`benchmarks.sets`; here with
-``crepes`` and ``puncc`` beside ``mapie``):
+100,000 calibration and 100,000 test rows, one thread. crepes, puncc and MAPIE are compared if they
+are installed, in a separate virtual environment (see :mod:`benchmarks.sets`; here also with
+``crepes`` and ``puncc``):
 
     PYTHONPATH=src /tmp/peers/bin/python -m benchmarks.stored
 """
@@ -21,8 +21,8 @@ import ffcp
 from benchmarks.timing import best_of, show, table, verdict
 
 ROWS, ALPHA = 100_000, 0.1
-KEPT = "ffcp, kept"  # a predictor, which has its scores ready for more
-IntervalPredictor = tuple[np.ndarray, np.ndarray]
+PREDICTOR = "ffcp, predictor"  # keeps its scores for further calls
+Ends = tuple[np.ndarray, np.ndarray]
 _random = np.random.default_rng(0)
 Y, Y_NEW = _random.standard_normal((2, ROWS))
 POINT, POINT_NEW = Y + _random.standard_normal(ROWS), Y_NEW + _random.standard_normal(ROWS)
@@ -30,24 +30,24 @@ ENDS = np.stack([POINT - 1, POINT + 1.2], axis=1)
 ENDS_NEW = np.stack([POINT_NEW - 1, POINT_NEW + 1.2], axis=1)
 
 
-def ours(predicted: np.ndarray, new: np.ndarray) -> IntervalPredictor:
+def ours(predicted: np.ndarray, new: np.ndarray) -> Ends:
     band = ffcp.intervals_from(predicted, Y, new, ALPHA, quantiles=predicted.ndim > 1)
     return band.lower.numpy(), band.upper.numpy()
 
 
-def kept_cp() -> IntervalPredictor:
+def predictor_cp() -> Ends:
     predictor = ffcp.CP(ffcp.Stored()).calibrate(POINT, Y)
     band = predictor.predict_interval(POINT_NEW, ALPHA)
     return band.lower.numpy(), band.upper.numpy()
 
 
-def kept_cqr() -> IntervalPredictor:
+def predictor_cqr() -> Ends:
     predictor = ffcp.CQR(ffcp.Stored()).calibrate(ENDS, Y)
     band = predictor.predict_interval(ENDS_NEW, ALPHA)
     return band.lower.numpy(), band.upper.numpy()
 
 
-def crepes_cp() -> IntervalPredictor:
+def crepes_cp() -> Ends:
     from crepes import ConformalRegressor
 
     regressor = ConformalRegressor().fit(Y - POINT)
@@ -55,7 +55,7 @@ def crepes_cp() -> IntervalPredictor:
     return lower, upper
 
 
-def _puncc(score: str, sets: str, predicted: np.ndarray, new: np.ndarray) -> IntervalPredictor:
+def _puncc(score: str, sets: str, predicted: np.ndarray, new: np.ndarray) -> Ends:
     from deel.puncc.api import nonconformity_scores, prediction_sets
     from deel.puncc.api.calibration import BaseCalibrator
 
@@ -84,7 +84,7 @@ class _Known:
         return values
 
 
-def mapie_cqr() -> IntervalPredictor:
+def mapie_cqr() -> Ends:
     from mapie.regression import ConformalizedQuantileRegressor
 
     regressor = ConformalizedQuantileRegressor(
@@ -94,7 +94,7 @@ def mapie_cqr() -> IntervalPredictor:
     return ends[:, 0, 0], ends[:, 1, 0]
 
 
-def mapie_cp() -> IntervalPredictor:
+def mapie_cp() -> Ends:
     from mapie.regression import SplitConformalRegressor
 
     regressor = SplitConformalRegressor(
@@ -104,17 +104,17 @@ def mapie_cp() -> IntervalPredictor:
     return ends[:, 0, 0], ends[:, 1, 0]
 
 
-METHODS: dict[str, dict[str, Callable[[], IntervalPredictor]]] = {
+METHODS: dict[str, dict[str, Callable[[], Ends]]] = {
     "CP": {
         "ffcp": lambda: ours(POINT, POINT_NEW),
-        KEPT: kept_cp,
+        PREDICTOR: predictor_cp,
         "crepes": crepes_cp,
         "deel": lambda: _puncc("absolute_difference", "constant_interval", POINT, POINT_NEW),
         "mapie": mapie_cp,
     },
     "CQR": {
         "ffcp": lambda: ours(ENDS, ENDS_NEW),
-        KEPT: kept_cqr,
+        PREDICTOR: predictor_cqr,
         "deel": lambda: _puncc("cqr_score", "cqr_interval", ENDS, ENDS_NEW),
         "mapie": mapie_cqr,
     },
@@ -123,24 +123,30 @@ METHODS: dict[str, dict[str, Callable[[], IntervalPredictor]]] = {
 
 def stored(rounds: int = 100) -> None:
     torch.set_num_threads(1)
-    warnings.simplefilter("ignore")  # MAPIE doubts in every call that its estimator is fitted
-    made = table(
+    warnings.simplefilter(
+        "ignore"
+    )  # MAPIE warns in every call that its estimator may not be fitted
+    report = table(
         f"{ROWS:,} calibration and {ROWS:,} test rows, one thread",
         "method", "library", "ms", "ours against it", "limit", "",
     )  # fmt: skip
     for method, libraries in METHODS.items():
         present = {
-            n: run for n, run in libraries.items() if n == KEPT or importlib.util.find_spec(n)
+            n: run for n, run in libraries.items() if n == PREDICTOR or importlib.util.find_spec(n)
         }
         bands = {name: run() for name, run in present.items()}
         times = best_of(present, rounds)
         for name, seconds in times.items():
-            # All of them promise the same, so they must say nearly the same.
+            # All have the same guarantee, so results must nearly agree.
             assert np.allclose(bands[name], bands["ffcp"], atol=0.02), name
             ratio = times["ffcp"] / seconds
-            last = () if name in ("ffcp", KEPT) else (f"{ratio:.2f}", "2.00", verdict(ratio, 2.0))
-            made.add_row(method, "puncc" if name == "deel" else name, f"{seconds * 1e3:.2f}", *last)
-    show(made)
+            last = (
+                () if name in ("ffcp", PREDICTOR) else (f"{ratio:.2f}", "2.00", verdict(ratio, 2.0))
+            )
+            report.add_row(
+                method, "puncc" if name == "deel" else name, f"{seconds * 1e3:.2f}", *last
+            )
+    show(report)
 
 
 def main() -> None:

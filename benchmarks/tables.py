@@ -1,12 +1,12 @@
-"""``ffcp fit`` beside what users of other libraries would pick: ``python -m benchmarks.tables``.
+"""``ffcp fit`` compared with typical choices in other libraries: ``python -m benchmarks.tables``.
 
-Same rows for all: those that train (of which ffcp lets some stop its training), those that
-calibrate, those that test. Targets are divided by the mean absolute training target. Nobody's
-bands are cut. Seconds, and the minutes that ``ffcp fit`` may train, are those of the processor:
-what else the machine is doing changes neither. Results are kept as they come, those of a changed
-ffcp under a ``--label`` of their own; a run that is stopped goes on where it was.
+All methods use the same rows for training, calibration and test; ffcp stops its training early on
+some of the training rows. Targets are divided by the mean absolute training target. Seconds, and
+the minutes of ``ffcp fit``, are processor time, which other processes do not affect. Results are
+stored as they are computed, those of a changed ffcp under a separate ``--label``; an interrupted
+run resumes.
 
-MAPIE and crepes are run by the python that ``--peers`` names, by default this one:
+MAPIE and crepes run in the Python that ``--peers`` names, by default this one:
 
     pip install 'mapie==1.6.*' 'crepes==0.9.*'
     python -m benchmarks.tables --data star com bike --seeds 100 101
@@ -39,11 +39,11 @@ from benchmarks.intervals.cases import ALPHA, DATA, SETTINGS
 from benchmarks.intervals.comparison import Limit, ratio
 from ffcp import metrics, tables
 from ffcp.tables import splitting, training, trees
-from ffcp_paper.experiments import Study, available
+from ffcp_paper.experiments.studies import Study, available
 
 OURS = "ffcp fit"
 FFCP, PEERS = "ffcp", ("mapie", "crepes")
-# With many rows or columns a forest of 500 trees takes too long; the page says what fewer lose.
+# With many rows or columns a forest of 500 trees takes too long; the page reports the loss.
 _TREES, _FEWER = 500, dict.fromkeys(("synthetic", "fb1", "blog", "king_county"), 100)
 _MEAN = 0.90  # limit of the geometric mean of ratios to the best peer
 _PAGE = Path(__file__).parents[1] / "docs" / "how_it_was_measured.md"
@@ -53,7 +53,7 @@ Result = dict[str, Any]
 
 
 class Task(NamedTuple):
-    """What is measured in one go: a library on a data set and seed."""
+    """One measurement: a library on a data set and seed."""
 
     data: str
     seed: int
@@ -104,7 +104,7 @@ def judged(ends: Array, rows: Rows, seconds: float) -> Result:
 
 
 def measure(task: Task) -> dict[str, Result]:
-    """Measure all methods of a library, by name."""
+    """Return the metrics of all methods of a library, by name."""
     torch.set_num_threads(task.threads)
     rows = rows_of(task.data, task.seed)
     return ours(rows, task) if task.library == FFCP else theirs(rows, task)
@@ -121,13 +121,13 @@ def ours(rows: Rows, task: Task) -> dict[str, Result]:
     seconds = time.process_time() - start
     about = fitted.about
     inside = (bands["lower"] <= bands["prediction"]) & (bands["prediction"] <= bands["upper"])
-    said = {
+    details = {
         "method": about.method,
-        "training": training.told(about.training),
+        "training": training.training_summary(about.training),
         "outside": float(1 - inside.mean()),
         "calibrated": fitted.calibrated,
     }
-    return {OURS: judged(bands[["lower", "upper"]].to_numpy(), rows, seconds) | said}
+    return {OURS: judged(bands[["lower", "upper"]].to_numpy(), rows, seconds) | details}
 
 
 def theirs(rows: Rows, task: Task) -> dict[str, Result]:
@@ -149,14 +149,14 @@ def theirs(rows: Rows, task: Task) -> dict[str, Result]:
             }
 
 
-# -- keeping ---------------------------------------------------------------------------------------
+# -- storing ---------------------------------------------------------------------------------------
 
-StreamState = dict[tuple[str, int, str, str], dict[str, Result]]
+StoredResults = dict[tuple[str, int, str, str], dict[str, Result]]
 
 
-def kept(path: Path) -> StreamState:
-    """Read what is known, by data set, seed, library and label; a line cut short is not."""
-    known: StreamState = {}
+def stored(path: Path) -> StoredResults:
+    """Return stored results by data set, seed, library and label; truncated lines are skipped."""
+    known: StoredResults = {}
     for line in path.read_text().splitlines() if path.is_file() else []:
         try:
             one = json.loads(line)
@@ -166,7 +166,7 @@ def kept(path: Path) -> StreamState:
     return known
 
 
-def keep(path: Path, task: Task, methods: Mapping[str, Result]) -> None:
+def store(path: Path, task: Task, methods: Mapping[str, Result]) -> None:
     about = {"data": task.data, "seed": task.seed, "library": task.library, "label": task.label}
     own = {"minutes": task.minutes} if task.library == FFCP else {"trees": task.trees}
     line = {**about, **own, "threads": task.threads, "methods": methods}
@@ -177,8 +177,8 @@ def keep(path: Path, task: Task, methods: Mapping[str, Result]) -> None:
 
 
 def run(tasks: Sequence[Task], jobs: int, threads: int, out: Path) -> int:
-    """Do all tasks, so many at once; give the number of those that failed."""
-    # Read by OpenMP when a process starts, and by joblib: a method must not take all cores.
+    """Run all tasks in parallel; return the number of failures."""
+    # Read by OpenMP when a process starts, and by joblib: limits the cores of a method.
     for name in ("OMP_NUM_THREADS", "LOKY_MAX_CPU_COUNT"):
         os.environ[name] = str(threads)
     failed = 0
@@ -194,13 +194,13 @@ def run(tasks: Sequence[Task], jobs: int, threads: int, out: Path) -> int:
                 failed += 1
                 print(where, task.library, *traceback.format_exception(error), flush=True)
                 continue
-            keep(out, task, future.result())
+            store(out, task, future.result())
             for name, result in future.result().items():
-                print(where, f"{name}: {_said(result)}", flush=True)
+                print(where, f"{name}: {_summary(result)}", flush=True)
     return failed
 
 
-def _said(result: Result) -> str:
+def _summary(result: Result) -> str:
     numbers = (
         f"score {result['score']:.4g}, length {result['length']:.4g}, coverage "
         f"{result['coverage']:.1%}, worst third {result['worst third']:.1%}, "
@@ -215,8 +215,8 @@ def _said(result: Result) -> str:
 Runs = dict[str, list[dict[str, Result]]]  # of every data set, all methods of every seed
 
 
-def together(known: StreamState, names: Sequence[str], seeds: Sequence[int], label: str) -> Runs:
-    """Put methods of the same rows side by side, where ours is known."""
+def together(known: StoredResults, names: Sequence[str], seeds: Sequence[int], label: str) -> Runs:
+    """Return the methods of every data set and seed for which ours is known."""
     runs: Runs = {}
     for name in names:
         for seed in seeds:
@@ -229,7 +229,7 @@ def together(known: StreamState, names: Sequence[str], seeds: Sequence[int], lab
 
 
 def means(seeds: Sequence[Mapping[str, Result]]) -> dict[str, dict[str, float]]:
-    """Average over the seeds, for methods that all of them have."""
+    """Return means over seeds, of methods that all seeds have."""
     methods = [method for method in seeds[0] if all(method in one for one in seeds)]
     numbers = ("score", "length", "coverage", "worst third", "seconds")
     return {
@@ -239,7 +239,7 @@ def means(seeds: Sequence[Mapping[str, Result]]) -> dict[str, dict[str, float]]:
 
 
 def show(runs: Runs) -> str:
-    """Write a table, means over seeds; in bold the best mean interval score of a data set."""
+    """Return a table of means over seeds, the best interval score of a data set in bold."""
     lines = [
         "| data (seeds) | method | interval score | length | coverage | worst third | seconds |",
         "|---|---|---|---|---|---|---|",
@@ -259,7 +259,7 @@ def show(runs: Runs) -> str:
 
 
 def ratios(runs: Runs) -> dict[str, list[float]]:
-    """Divide our interval scores by those of the peer that has the best mean on a data set."""
+    """Return our interval scores divided by those of the best peer on a data set."""
     found = {}
     for name, seeds in runs.items():
         mean = means(seeds)
@@ -271,7 +271,7 @@ def ratios(runs: Runs) -> dict[str, list[float]]:
 
 
 def limits(runs: Runs) -> Iterator[Limit]:
-    """Compare the limits with what is known."""
+    """Yield the limits, and whether they hold."""
     found = ratios(runs)
     if not found:
         return
@@ -286,7 +286,7 @@ def limits(runs: Runs) -> Iterator[Limit]:
 
 
 def verdict(runs: Runs) -> str:
-    """Write where ours is best, where its coverage is lowest, and which limits hold."""
+    """Return where ours is best, where its coverage is lowest, and which limits hold."""
     found = {name: ratio([each]) for name, each in ratios(runs).items()}
     won = [name for name, one in found.items() if one.value < 1]
     listed = ", ".join(f"{name} {one}" for name, one in found.items())
@@ -306,9 +306,9 @@ def verdict(runs: Runs) -> str:
 
 
 def deviations(results: Sequence[Result]) -> float:
-    """Say how far the mean coverage is from its level, as split conformal prediction spreads.
+    """Return how many standard deviations of split CP the mean coverage is from its level.
 
-    Rows that chose do not calibrate, so the truth spreads a little more.
+    Rows used for selection do not calibrate, so the true deviation is slightly smaller.
     """
     away = math.fsum(one["coverage"] - (1 - ALPHA) for one in results)
     spread = math.fsum(1 / one["tested"] + 1 / one["calibrated"] for one in results)
@@ -316,7 +316,7 @@ def deviations(results: Sequence[Result]) -> float:
 
 
 def write(page: Path, text: str) -> None:
-    """Put a text between the marks of a page."""
+    """Write a text between the marks of a page."""
     before, rest = page.read_text().split(_MARKS[0])
     after = rest.split(_MARKS[1])[1]
     page.write_text(f"{before}{_MARKS[0]}\n\n{text}\n\n{_MARKS[1]}{after}")
@@ -324,10 +324,10 @@ def write(page: Path, text: str) -> None:
 
 def main() -> None:
     asked = _asked()
-    known = kept(asked.out)
+    known = stored(asked.out)
     tasks = [] if asked.stored else [one for one in _tasks(asked) if one.key not in known]
     failed = run(tasks, asked.jobs, asked.threads, asked.out) if tasks else 0
-    runs = together(kept(asked.out), asked.data, asked.seeds, asked.label)
+    runs = together(stored(asked.out), asked.data, asked.seeds, asked.label)
     if runs:
         seeds = f"Seeds {', '.join(map(str, asked.seeds))}."
         text = f"{show(runs)}\n\n{seeds} {verdict(runs)}"
@@ -351,16 +351,16 @@ def _asked() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--data", nargs="+", default=list(DATA), choices=DATA)
     parser.add_argument("--seeds", nargs="+", type=int, default=[100, 101, 102, 103, 104])
-    parser.add_argument("--minutes", type=float, default=1.0, help="in which ffcp fit may train")
+    parser.add_argument("--minutes", type=float, default=1.0, help="training time of ffcp fit")
     parser.add_argument(
-        "--peers", default=sys.executable, help="the python that has MAPIE and crepes"
+        "--peers", default=sys.executable, help="the Python that has MAPIE and crepes"
     )
     parser.add_argument("--libraries", nargs="+", default=[FFCP, *PEERS], choices=[FFCP, *PEERS])
-    parser.add_argument("--trees", type=int, help="of a forest; by default 500 or 100")
-    parser.add_argument("--jobs", type=int, default=1, help="processes at once")
+    parser.add_argument("--trees", type=int, help="number of trees; by default 500 or 100")
+    parser.add_argument("--jobs", type=int, default=1, help="number of processes")
     parser.add_argument("--threads", type=int, default=1, help="threads of each process")
-    parser.add_argument("--label", default="", help="keep results of a changed ffcp apart")
-    parser.add_argument("--stored", action="store_true", help="measure nothing, show what is known")
+    parser.add_argument("--label", default="", help="store results of a changed ffcp separately")
+    parser.add_argument("--stored", action="store_true", help="show stored results only")
     parser.add_argument("--out", type=Path, default=Path("benchmarks_tables.jsonl"))
     parser.add_argument("--write", nargs="?", const=_PAGE, type=Path, metavar="PAGE",
                         help=f"put the table into a page, or docs/{_PAGE.name}")  # fmt: skip

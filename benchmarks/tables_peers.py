@@ -1,7 +1,7 @@
-"""What users of other libraries would pick, on given rows; run by :mod:`benchmarks.tables`.
+"""Typical choices in MAPIE and crepes on given rows; run by :mod:`benchmarks.tables`.
 
-It runs in an environment of its own, which has MAPIE and crepes and not ffcp: arguments are a
-file of arrays and the one to write, ends of bands by the name of the method.
+Runs in a separate environment that has MAPIE and crepes but not ffcp: reads a file of arrays and
+writes a file of interval ends by the name of the method.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class Asked(NamedTuple):
     threads: int
 
 
-IntervalPredictor = Iterator[tuple[str, Callable[[], Any]]]  # by name, made when it is asked for
+Methods = Iterator[tuple[str, Callable[[], Any]]]  # names, and functions that return intervals
 
 
-def mapie(data: Any, asked: Asked) -> IntervalPredictor:
-    """MAPIE on scikit-learn's boosted trees."""
+def mapie(data: Any, asked: Asked) -> Methods:
+    """Yield the methods of MAPIE on scikit-learn's boosted trees."""
     yield "MAPIE, boosting, CQR", lambda: _mapie_cqr(data, asked)
     yield "MAPIE, boosting, normalised", lambda: _mapie_normalised(data, asked)
 
@@ -63,8 +63,8 @@ def _mapie_normalised(data: Any, asked: Asked) -> Any:
     return model.predict_interval(data["x_test"])[1][:, :, 0]
 
 
-def crepes(data: Any, asked: Asked) -> IntervalPredictor:
-    """Give both ways of crepes on one random forest, whose time counts in both."""
+def crepes(data: Any, asked: Asked) -> Methods:
+    """Yield both methods of crepes on one random forest, whose time counts in both."""
     from crepes import WrapRegressor
     from crepes.extras import DifficultyEstimator
     from sklearn.ensemble import RandomForestRegressor
@@ -90,8 +90,8 @@ def crepes(data: Any, asked: Asked) -> IntervalPredictor:
 LIBRARIES = {"mapie": mapie, "crepes": crepes}
 
 
-def measured(bands: IntervalPredictor) -> dict[str, Any]:
-    """Make bands one by one; what they share is in the time of each."""
+def measured(bands: Methods) -> dict[str, Any]:
+    """Return the intervals and seconds of each method; shared work counts in each."""
     result: dict[str, Any] = {}
     shared, start = 0.0, time.process_time()
     for name, make in bands:

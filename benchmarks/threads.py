@@ -1,7 +1,8 @@
-"""What a service meets, counted: ``python -m benchmarks.threads``. Every number shown is to be 0.
+"""Faults of a predictor in a multithreaded service, counted: ``python -m benchmarks.threads``.
 
-Eight threads ask one predictor, beside threads that run, train or recalibrate; random numbers of
-others; files with a flipped bit; another network's scores; one row at a time.
+Every number shown must be 0. Eight threads use one predictor while other threads run, train or
+recalibrate it; random numbers of other threads; files with a flipped bit; scores of another
+network; predictions one row at a time.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ NEW = torch.randn(16, 6, generator=GENERATOR)
 
 
 def network(seed: int = 0, outputs: int = 1) -> nn.Sequential:
-    """Build a network in train mode, whose dropout would show in bands."""
+    """Return a network in train mode, whose dropout would change intervals."""
     torch.manual_seed(seed)
     return nn.Sequential(
         nn.Linear(6, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, outputs)
@@ -37,13 +38,13 @@ def network(seed: int = 0, outputs: int = 1) -> nn.Sequential:
 
 
 def together(*jobs: Callable[[], None]) -> list[str]:
-    """Run jobs in threads of their own; give what they raised."""
+    """Run each job in a thread; return the errors."""
     raised: list[str] = []
 
     def guarded(job: Callable[[], None]) -> None:
         try:
             job()
-        except Exception as error:  # counted, whatever it is
+        except Exception as error:  # every error counts
             raised.append(f"{type(error).__name__}: {error}")
 
     threads = [threading.Thread(target=guarded, args=(job,)) for job in jobs]
@@ -62,7 +63,7 @@ def ends(predictor: ffcp.IntervalPredictor) -> Tensor:
 def asking(
     predictor: ffcp.IntervalPredictor, expected: list[Tensor]
 ) -> tuple[list[Callable[[], None]], list[int]]:
-    """Make the jobs of eight threads, and a list that collects how many bands were wrong."""
+    """Return the jobs of eight threads, and a list that counts wrong intervals."""
     wrong: list[int] = []
 
     def ask() -> None:
@@ -81,14 +82,14 @@ def repeated(
         for _ in range(times):
             try:
                 job()
-            except Exception as error:  # counted, whatever it is
+            except Exception as error:  # every error counts
                 errors.append(str(error))
 
     return run
 
 
 def steps(model: nn.Sequential, count: int) -> list[float]:
-    """Train; the losses say whether anybody interfered."""
+    """Train and return the losses, which show any interference."""
     optimizer, losses = torch.optim.SGD(model.parameters(), lr=1e-3), []
     generator = torch.Generator().manual_seed(1)
     for _ in range(count):
@@ -103,23 +104,23 @@ def steps(model: nn.Sequential, count: int) -> list[float]:
 
 
 def counted() -> dict[str, int]:
-    """Run all cases."""
-    seen: dict[str, int] = {}
+    """Return the number of faults in each case."""
+    faults: dict[str, int] = {}
     for name, predictor in {
         "FFCP at a layer": ffcp.FFCP(network(), "0"),
         "CP, model left in train mode": ffcp.CP(network()),
     }.items():
         predictor.calibrate(X, Y)
         jobs, wrong = asking(predictor, [ends(predictor)])
-        seen[f"8 threads, {name}: calls that raise"] = len(together(*jobs))
-        seen[f"8 threads, {name}: wrong bands"] = len(wrong)
+        faults[f"8 threads, {name}: calls that raise"] = len(together(*jobs))
+        faults[f"8 threads, {name}: wrong bands"] = len(wrong)
 
     model, errors = network(), list[str]()
     predictor = ffcp.FFCP(model, "0").calibrate(X, Y)
     jobs, wrong = asking(predictor, [ends(predictor)])
     together(*jobs, repeated(lambda: model(NEW), errors))
-    seen["model(x) in another thread meanwhile: calls that raise"] = len(errors)
-    seen["model(x) in another thread meanwhile: wrong bands"] = len(wrong)
+    faults["model(x) in another thread meanwhile: calls that raise"] = len(errors)
+    faults["model(x) in another thread meanwhile: wrong bands"] = len(wrong)
 
     both = [(X, Y), (X, 3 * Y)]
     predictor = ffcp.FFCP(network(), "0")
@@ -127,8 +128,8 @@ def counted() -> dict[str, int]:
     jobs, wrong = asking(predictor, known)
     turns = itertools.cycle(both)
     raised = together(*jobs, repeated(lambda: predictor.calibrate(*next(turns)), errors, CALLS))
-    seen["calibrated anew meanwhile: calls that raise"] = len(raised) + len(errors)
-    seen["calibrated anew meanwhile: bands of neither calibration"] = len(wrong)
+    faults["calibrated anew meanwhile: calls that raise"] = len(raised) + len(errors)
+    faults["calibrated anew meanwhile: bands of neither calibration"] = len(wrong)
 
     model = network()
     alone = steps(copy.deepcopy(model), 300)
@@ -145,9 +146,9 @@ def counted() -> dict[str, int]:
                     odd.append(str(error))
 
     raised = together(*[ask] * 4, lambda: losses.extend(steps(model, 300)))
-    seen["training in another thread: steps that raise"] = len(raised)
-    seen["training in another thread: losses that differ"] = sum(map(float.__ne__, losses, alone))
-    seen["training in another thread: bands of weights in between, other errors"] = len(odd)
+    faults["training in another thread: steps that raise"] = len(raised)
+    faults["training in another thread: losses that differ"] = sum(map(float.__ne__, losses, alone))
+    faults["training in another thread: bands of weights in between, other errors"] = len(odd)
 
     sets = ffcp.APS(network(outputs=5).eval(), seed=0).calibrate(X, torch.arange(200) % 5)
     numbers: list[float] = []
@@ -157,14 +158,16 @@ def counted() -> dict[str, int]:
             numbers.append(float(torch.rand((), dtype=torch.float64)))
 
     together(draw, *[repeated(lambda: sets.predict_set(NEW), [], CALLS)] * 4)
-    seen["random numbers of another thread: repeated of 5,000"] = 5000 - len(set(numbers))
+    faults["random numbers of another thread: repeated of 5,000"] = 5000 - len(set(numbers))
 
     predictor, other = (ffcp.CP(network(seed)) for seed in (0, 1))
     predictor.calibrate(X, Y)
     other.calibrate(X, 100 + Y)
-    seen["merge with another network's scores: accepted"] = accepted(lambda: predictor.merge(other))
-    seen["one flipped bit in the scores: loaded"] = flipped_bits(predictor)
-    return {**seen, **one_row_at_a_time()}
+    faults["merge with another network's scores: accepted"] = accepted(
+        lambda: predictor.merge(other)
+    )
+    faults["one flipped bit in the scores: loaded"] = flipped_bits(predictor)
+    return {**faults, **one_row_at_a_time()}
 
 
 def accepted(job: Callable[[], Any]) -> int:
@@ -192,7 +195,7 @@ def flipped_bits(predictor: ffcp.IntervalPredictor) -> int:
 
 
 def one_row_at_a_time() -> dict[str, int]:
-    """Count the seeds out of 20 at which coverage is below 0.85 where 0.9 was asked."""
+    """Return the number of seeds out of 20 with coverage below 0.85 at level 0.9."""
     x = 2 * torch.randn(1400, 5, generator=GENERATOR)
     y = torch.multinomial(x.softmax(dim=1), 1, generator=GENERATOR)[:, 0]
     t = torch.randn(1400, generator=GENERATOR)
@@ -223,7 +226,7 @@ def one_row_at_a_time() -> dict[str, int]:
 if __name__ == "__main__":
     warnings.simplefilter("ignore", ffcp.FFCPWarning)
     torch.set_num_threads(1)
-    made = table(f"{THREADS} threads, {CALLS} calls each", "tried", "seen")
+    report = table(f"{THREADS} threads, {CALLS} calls each", "case", "faults")
     for what, number in counted().items():
-        made.add_row(what, str(number))
-    show(made)
+        report.add_row(what, str(number))
+    show(report)

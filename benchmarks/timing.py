@@ -1,4 +1,4 @@
-"""Timing on noisy machines: interleave the contestants, keep the best of many rounds."""
+"""Timing and memory measurement on noisy machines, and tables of the results."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ def best_of(
     rounds: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
-    """Run all contestants once per round; give each one's best seconds.
+    """Return the best seconds of each contestant, all run once per round.
 
-    Interleaving lets a slow moment of the machine hit everyone, and the best of many rounds is
-    the one that was disturbed least. Who works in one thread alone can give ``time.thread_time``
-    as the clock, which stands still while others have the processor.
+    Interleaving spreads a slow moment of the machine over all contestants, and the best of many
+    rounds is the least disturbed one. Code of one thread can be timed with ``time.thread_time``,
+    which does not count while other processes run.
     """
     _settle_allocator()
     best = dict.fromkeys(contestants, float("inf"))
     order, shuffle = list(contestants), random.Random(0).shuffle
     for round_ in range(rounds + 1):
-        shuffle(order)  # who comes before leaves its mark on caches and heap
+        shuffle(order)  # the previous contestant affects caches and heap
         for name in order:
             start = clock()
             contestants[name]()
@@ -43,14 +43,14 @@ def _settle_allocator() -> None:
     """Make glibc keep freed memory instead of handing it back to the system.
 
     Its thresholds follow the largest block freed so far. Before that, the same code takes 25 or
-    70 ms by the accident of who triggers the page faults, bare passes as often as ours.
+    70 ms, depending on which contestant triggers the page faults.
     """
     block = torch.ones(7_500_000)
     del block
 
 
 class Resident:
-    """Watches how far the resident memory of this process rises, in MB (Linux)."""
+    """Measures how much the resident memory of this process grows, in MB (Linux)."""
 
     def __enter__(self) -> Resident:
         self._start = self._most = self._now()
@@ -74,28 +74,28 @@ class Resident:
 
     @property
     def grown(self) -> float:
-        """The most it was above the beginning."""
+        """Largest growth since the start."""
         return self._most - self._start
 
 
 def table(title: str, *columns: str) -> Table:
-    """Make a plain table, first column to the left."""
-    made = Table(box=None, pad_edge=False, header_style="bold")
-    made.caption = title  # printed by show(), above: rich would wrap a title to the table's width
+    """Return an empty table whose first column is left-aligned."""
+    result = Table(box=None, pad_edge=False, header_style="bold")
+    result.caption = title  # printed by show(), above: rich would wrap a title to the table's width
     for index, name in enumerate(columns):
-        made.add_column(name, justify="right" if index else "left")
-    return made
+        result.add_column(name, justify="right" if index else "left")
+    return result
 
 
-def show(made: Table) -> None:
+def show(report: Table) -> None:
     """Print a table and an empty line."""
     console = Console()
-    title, made.caption = made.caption, None
+    title, report.caption = report.caption, None
     console.print(title, style="italic", highlight=False)
-    console.print(made)
+    console.print(report)
     console.print()
 
 
 def verdict(ratio: float, limit: float) -> str:
-    """Say whether a ratio keeps its limit."""
+    """Return "ok" if a ratio is within its limit, else "ABOVE"."""
     return "ok" if ratio <= limit else "ABOVE"

@@ -1,4 +1,4 @@
-"""The paper's networks and divisions, for benchmarks: seeds from 100 on, which no table reports."""
+"""Networks and splits of the paper with seeds from 100 on, which no table reports."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from functools import partial
 
 from torch import nn
 
-from ffcp_paper import runs
-from ffcp_paper.datasets import Split
-from ffcp_paper.experiments import Study, available
-from ffcp_paper.works import TRAINED, Settings
+from ffcp_paper.data import result_cache
+from ffcp_paper.data.datasets import Split
+from ffcp_paper.experiments.studies import Study, available
+from ffcp_paper.experiments.tasks import TRAINED, Settings
 
 SEEDS = range(100, 105)
 
 
 def networks(data: str, seeds: range = SEEDS) -> Iterator[tuple[nn.Module, Split]]:
-    """Give the trained network and the rows of every seed; what is not in the cache is trained."""
+    """Yield the trained network and the split of every seed; networks not cached are trained."""
     if not available(data):
-        raise SystemExit(f"the files of {data} are not there: ffcp-paper data fetch {data}")
+        raise SystemExit(f"the files of {data} are missing: run ffcp-paper data fetch {data}")
     study = Study(data, Settings())
 
     def known(seed: int) -> nn.Module | None:
         build = partial(study._fresh, seed, TRAINED)
-        return runs.known_network(study._key(seed, TRAINED), build)
+        return result_cache.known_network(study._key(seed, TRAINED), build)
 
     missing = [(TRAINED, seed) for seed in seeds if known(seed) is None]
     if missing:

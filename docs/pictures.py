@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from matplotlib.patches import FancyBboxPatch
 from PIL import Image
 from torch import Tensor, nn
 
@@ -62,7 +63,7 @@ def trained(
 
 def bike() -> tuple[nn.Module, list[Tensor], list[Tensor], np.ndarray, list[str]]:
     """Train a network on bike rentals: x and y (train, calibrate, test), hours, columns."""
-    from ffcp_paper import datasets
+    from ffcp_paper.data import datasets
 
     torch.manual_seed(0)
     table = datasets.load("bike")
@@ -79,7 +80,7 @@ def bike() -> tuple[nn.Module, list[Tensor], list[Tensor], np.ndarray, list[str]
 
 
 def regression() -> None:
-    """Bands of CP and of Auto, against the prediction."""
+    """Intervals of CP and of Auto, against the prediction."""
     model, x, y, *_ = bike()
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)
@@ -87,9 +88,9 @@ def regression() -> None:
     for axis, (name, predictor) in zip(
         axes, {"CP": ffcp.CP(model).calibrate(x[1], y[1]), "Auto": auto}.items(), strict=True
     ):
-        band = predictor.predict_interval(x[2], alpha=0.1)
-        ffcp.plots.intervals(band, y=y[2], ax=axis, ylabel="rentals in an hour, hundreds")
-        covered, length = ffcp.metrics.coverage(band, y[2]), ffcp.metrics.mean_length(band)
+        interval = predictor.predict_interval(x[2], alpha=0.1)
+        ffcp.plots.intervals(interval, y=y[2], ax=axis, ylabel="rentals in an hour, hundreds")
+        covered, length = ffcp.metrics.coverage(interval, y[2]), ffcp.metrics.mean_length(interval)
         axis.set_title(
             f"{name}: {float(covered):.1%} covered, mean length {length:.2f}", fontsize=10
         )
@@ -109,11 +110,11 @@ def quantiles() -> None:
     new, truth = x[600:], y[600:]
     ends = model(new).detach().sort(dim=1).values
     alone = ffcp.Interval(ends[:, :1], ends[:, 1:], ends.mean(dim=1, keepdim=True), 0.1)
-    band = ffcp.CQR(model).calibrate(x[100:600], y[100:600]).predict_interval(new, alpha=0.1)
+    interval = ffcp.CQR(model).calibrate(x[100:600], y[100:600]).predict_interval(new, alpha=0.1)
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)
     for axis, (name, one) in zip(
-        axes, {"quantiles of the network": alone, "CQR": band}.items(), strict=True
+        axes, {"quantiles of the network": alone, "CQR": interval}.items(), strict=True
     ):
         ffcp.plots.intervals(one, new[:, 0], truth, ax=axis, xlabel="x")
         covered = ffcp.metrics.coverage(one, truth)
@@ -218,7 +219,7 @@ def selection() -> None:
     save(figure, "selection")
 
 
-def label_sets() -> None:
+def classification() -> None:
     """Digits and their sets."""
     model, x, y = digits(epochs=15)
     predictor = ffcp.LAC(model).calibrate(x[300:1000], y[300:1000])
@@ -230,26 +231,29 @@ def label_sets() -> None:
         axis.imshow(x[1000 + row].reshape(8, 8), cmap="gray_r")
         labels = ", ".join(str(int(label)) for label in found.labels[row])
         axis.set_title(f"{{{labels}}}", fontsize=10)
-        axis.set_xlabel(f"truth: {int(y[1000 + row])}", fontsize=9)
+        axis.set_xlabel(f"label: {int(y[1000 + row])}", fontsize=9)
         axis.set(xticks=[], yticks=[])
-    save(figure, "label_sets")
+    save(figure, "classification")
 
 
 def segmentation() -> None:
     """Road scenes: image, prediction, number of labels."""
-    from ffcp_paper import scenes, segnets
-    from ffcp_paper.images import read
+    from ffcp_paper.data import label_maps
+    from ffcp_paper.data.images import read
+    from ffcp_paper.networks import segmentation_nets
 
-    road = scenes.camvid(360, 480, splits=("val",))["val"]
-    cal, test = (road.take(rows) for rows in scenes.split(len(road), 70, seed=0))
-    model = segnets.deeplab(read(segnets.DEEPLAB_FILE), scores=False).eval()
+    road = label_maps.camvid(360, 480, splits=("val",))["val"]
+    cal, test = (road.take(rows) for rows in label_maps.split(len(road), 70, seed=0))
+    model = segmentation_nets.deeplab(read(segmentation_nets.DEEPLAB_FILE), scores=False).eval()
     sets = ffcp.segmentation.PixelSets(model, ignore=road.ignore)
     pairs = zip(cal.pixels.split(4), cal.labels.split(4), strict=True)
-    sets.calibrate((segnets.deeplab_inputs(pixels), labels) for pixels, labels in pairs)
+    sets.calibrate((segmentation_nets.deeplab_inputs(pixels), labels) for pixels, labels in pairs)
     figure = Figure(figsize=(9, 4.4), layout="constrained")
     axes = figure.subplots(2, 3)
     for line, row in zip(axes, (0, 9), strict=True):
-        found = sets.predict_set(segnets.deeplab_inputs(test.pixels[[row]]), alpha=0.1, share=0.9)
+        found = sets.predict_set(
+            segmentation_nets.deeplab_inputs(test.pixels[[row]]), alpha=0.1, share=0.9
+        )
         line[0].imshow(test.pixels[row].permute(1, 2, 0))
         line[1].imshow(found.prediction[0], cmap="tab20", vmin=0, vmax=19)
         drawn = line[2].imshow(found.size[0], cmap="magma", vmin=1, vmax=6)
@@ -267,7 +271,7 @@ def groups() -> None:
     rush = np.isin(hours, (7, 8, 9, 16, 17, 18, 19))
     named = np.where(rush, "rush", np.where((hours < 7) | (hours > 20), "night", "day"))
     cal, test = named[4000:8000], named[8000:]
-    bands = {
+    intervals = {
         "CP": ffcp.CP(model).calibrate(x[1], y[1]).predict_interval(x[2]),
         "CP, groups=": ffcp.CP(model)
         .calibrate(x[1], y[1], groups=cal)
@@ -277,10 +281,12 @@ def groups() -> None:
     figure = Figure(figsize=(6.4, 3.2), layout="constrained")
     axis = figure.subplots()
     colours = ("#6e7781", "#1f6feb", "#1a7f37")
-    for place, ((name, band), colour) in enumerate(zip(bands.items(), colours, strict=True)):
+    for place, ((name, interval), colour) in enumerate(
+        zip(intervals.items(), colours, strict=True)
+    ):
         for spot, group in enumerate(("night", "day", "rush")):
             rows = torch.from_numpy(test == group)
-            found = ffcp.metrics.coverage((band.lower[rows], band.upper[rows]), y[2][rows])
+            found = ffcp.metrics.coverage((interval.lower[rows], interval.upper[rows]), y[2][rows])
             share = float(found)
             ends = [[share - found.low], [found.high - share]]
             label = name if spot == 0 else None
@@ -347,7 +353,7 @@ def joint() -> None:
     """Ellipses and boxes of the power that a zone uses in ten and in twenty minutes."""
     import pandas as pd
 
-    from ffcp_paper import datasets
+    from ffcp_paper.data import datasets
 
     frame = pd.read_csv(datasets.FURTHER["tetuan_power"].files[0].require())
     power = torch.tensor(frame["Zone 1 Power Consumption"].to_numpy() / 1000).float()
@@ -380,7 +386,7 @@ def joint() -> None:
 
 def stream() -> None:
     """Coverage over time, as ``ffcp-paper stream`` draws it."""
-    from ffcp_paper import streams
+    from ffcp_paper.experiments import streams
 
     save(streams.picture([streams.run(name) for name in streams.NAMES]), "stream")
 
@@ -417,7 +423,7 @@ def tables() -> None:
     from playwright.sync_api import sync_playwright
 
     from ffcp import tables as door
-    from ffcp_paper import datasets
+    from ffcp_paper.data import datasets
 
     data = datasets.load("bike")
     frame = pd.DataFrame(data.x, columns=list(data.names)).assign(rentals=data.y)
@@ -432,7 +438,7 @@ def tables() -> None:
 
 
 def deploy() -> None:
-    """How much wider the file's bands are than the library's."""
+    """How much wider the file's intervals are than the library's."""
     import onnxruntime
 
     torch.manual_seed(0)
@@ -441,22 +447,22 @@ def deploy() -> None:
     layers = nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1)
     model = trained(nn.Sequential(*layers), x[:500], y[:500], nn.functional.mse_loss, 20)
     predictor = ffcp.FFCP(model, feature="2").calibrate(x[500:1000], y[500:1000])
-    band = predictor.predict_interval(x[1000:], alpha=0.1)
+    interval = predictor.predict_interval(x[1000:], alpha=0.1)
     with TemporaryDirectory() as folder:
-        predictor.export(f"{folder}/band.onnx", x[500:1000])
-        session = onnxruntime.InferenceSession(f"{folder}/band.onnx")
+        predictor.export(f"{folder}/intervals.onnx", x[500:1000])
+        session = onnxruntime.InferenceSession(f"{folder}/intervals.onnx")
         lower, upper = session.run(["lower", "upper"], {"x": x[1000:].numpy()})
     figure = Figure(figsize=(6.4, 2.8), layout="constrained")
     axis = figure.subplots()
-    width = band.width.double()
+    width = interval.width.double()
     sides = {
-        "lower end": (band.lower.double() - torch.from_numpy(lower)) / width,
-        "upper end": (torch.from_numpy(upper) - band.upper.double()) / width,
+        "lower end": (interval.lower.double() - torch.from_numpy(lower)) / width,
+        "upper end": (torch.from_numpy(upper) - interval.upper.double()) / width,
     }
     for name, beyond in sides.items():
         axis.hist(1e6 * beyond[:, 0].numpy(), bins=60, histtype="step", lw=1.5, label=name)
     axis.axvline(0, color="black", lw=0.9, ls="--")
-    axis.set(xlabel="outside of the library's band, in millionths of its width", ylabel="rows")
+    axis.set(xlabel="outside the library's interval, in millionths of its width", ylabel="rows")
     axis.legend(frameon=False, fontsize=9)
     save(figure, "deploy")
 
@@ -496,8 +502,69 @@ def scale() -> None:
     save(figure, "scale")
 
 
+def how_it_works() -> None:
+    """Draw the five objects, and the way of the data when calibrating and predicting."""
+    figure = Figure(figsize=(9, 4.3), layout="constrained")
+    axis = figure.subplots()
+    axis.set(xlim=(0, 100), ylim=(0, 52))
+    axis.axis("off")
+    blue, green, grey = "#1f6feb", "#1a7f37", "#57606a"
+
+    def box(x: float, y: float, wide: float, name: str, text: str, high: float = 9) -> None:
+        edge = dict(boxstyle="round,pad=0.3", facecolor="#f6f8fa", edgecolor=grey)
+        axis.add_patch(FancyBboxPatch((x, y), wide, high, **edge))
+        axis.text(x + wide / 2, y + 0.68 * high, name, ha="center", va="center", weight="bold")
+        place = {"ha": "center", "va": "center", "color": grey, "fontsize": 8.5}
+        axis.text(x + wide / 2, y + 0.27 * high, text, **place)
+
+    def arrow(start: tuple[float, float], end: tuple[float, float], colour: str) -> None:
+        style = {"arrowstyle": "-|>", "color": colour, "lw": 1.6, "shrinkA": 0, "shrinkB": 0}
+        axis.annotate("", end, start, arrowprops=style)
+
+    frame = dict(boxstyle="round,pad=0.3", facecolor="none", edgecolor=grey, ls="--")
+    axis.add_patch(FancyBboxPatch((16, 1), 66, 48.5, **frame))
+    axis.text(17, 47.3, "Predictor", weight="bold", va="center")
+    axis.text(28, 47.3, "a model, a score, a calibration, perhaps a selection", color=grey,
+              va="center", fontsize=8.5)  # fmt: skip
+    box(19, 14, 16, "BatchOutput", "output, gradient\nnorms, activations", 10)
+    box(43, 36, 15, "Selection", "select(outputs, y)", 8)
+    box(43, 21, 15, "Score", "score(out, y)")
+    box(64, 21, 15, "Calibration", "fit(scores)")
+    box(43, 4, 15, "Calibration", "quantile(alpha)")
+    box(64, 4, 15, "Score", "region(out, q)")
+    axis.text(7, 28, "calibration\nx, y", color=blue, ha="center", va="center")
+    axis.text(7, 8, "new x", color=green, ha="center", va="center")
+    axis.text(92, 8.5, "prediction\ninterval or set", color=green, ha="center", va="center")
+    arrow((12, 26), (18.4, 21.5), blue)
+    arrow((35.6, 21), (42.4, 25), blue)
+    arrow((58.6, 25.5), (63.4, 25.5), blue)
+    arrow((11, 9.5), (18.4, 16), green)
+    arrow((35.6, 16.5), (42.4, 10), green)
+    arrow((58.6, 8.5), (63.4, 8.5), green)
+    axis.text(61, 10.2, "q", color=green, ha="center", va="center")
+    arrow((79.6, 8.5), (85, 8.5), green)
+    arrow((65, 20.4), (55, 13.6), grey)
+    axis.text(63.5, 16.2, "sorted scores", color=grey, va="center", fontsize=8.5)
+    arrow((28, 24.6), (42.4, 38.5), grey)
+    axis.text(28.5, 36.5, "rows that then\ndo not calibrate", color=grey, ha="center", va="center",
+              fontsize=8.5)  # fmt: skip
+    arrow((50.5, 35.4), (50.5, 30.6), grey)
+    arrow((58.6, 38), (68, 30.6), grey)
+    axis.text(65.5, 36.2, "what was left open", color=grey, va="center", fontsize=8.5)
+    save(figure, "how_it_works")
+
+
 ALL = (
-    *(regression, quantiles, label_sets, segmentation, groups, conditional, joint),
+    *(
+        how_it_works,
+        regression,
+        quantiles,
+        classification,
+        segmentation,
+        groups,
+        conditional,
+        joint,
+    ),
     *(stream, forecasts, tables, deploy, scale, risk, probabilities, selection),
 )
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import ffcp
-from ffcp_paper import series
+from ffcp_paper.data import hourly_series
 
 DAYS, HOURS, ALPHA = 14, 24, 0.1
 
@@ -26,7 +26,7 @@ class Forecaster(nn.Module):
 
 def windows(name: str) -> tuple[Tensor, Tensor, list[Tensor], float]:
     """Return past and future of every hour, the rows of three spans, and the unit of the values."""
-    values, clock, known = series.load(name)
+    values, clock, known = hourly_series.load(name)
     train, cal = int(0.55 * len(values)), int(0.75 * len(values))  # the rest comes day by day
     values = values / (spread := values[:train].std())
     parts = values.unfold(0, (DAYS + 1) * HOURS, 1)  # a row for every hour that may be "now"

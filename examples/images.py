@@ -1,4 +1,4 @@
-"""Label sets for photographs: CIFAR-10 and a ResNet-20 (goes with docs/label_sets.md).
+"""Prediction sets for photographs: CIFAR-10 and a ResNet-20 (goes with docs/classification.md).
 
 Needs the images and the weights of `ffcp-paper labels`; without them the error says where from.
 """
@@ -6,14 +6,14 @@ Needs the images and the weights of `ffcp-paper labels`; without them the error 
 import torch
 
 import ffcp
-from ffcp_paper import vision
+from ffcp_paper.networks import pretrained
 
 ALPHA, CALIBRATE, TEST = 0.05, 1500, 1500
 NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 
 
 def main() -> None:
-    network = vision.NETWORKS["cifar10_resnet20"]
+    network = pretrained.NETWORKS["cifar10_resnet20"]
     model, inputs = network.load(), network.inputs()
     x = inputs.batch(0, CALIBRATE + TEST)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))

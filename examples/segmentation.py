@@ -1,4 +1,4 @@
-"""Label sets for every pixel: road scenes of CamVid and a DeepLab (goes with docs/segmentation.md).
+"""Prediction sets for every pixel: CamVid and a DeepLab (goes with docs/segmentation.md).
 
 Needs the images and weights of `ffcp-paper segment deeplab`; the error says where they are from.
 """
@@ -9,23 +9,24 @@ import torch
 from torch import Tensor
 
 from ffcp import segmentation
-from ffcp_paper import scenes, segnets
-from ffcp_paper.images import read
+from ffcp_paper.data import label_maps
+from ffcp_paper.data.images import read
+from ffcp_paper.networks import segmentation_nets
 
 ALPHA, CALIBRATE = 0.1, 70
 
 
-def batches(some: scenes.Scenes) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(some: label_maps.LabelledImages) -> Iterator[tuple[Tensor, Tensor]]:
     """Bring images, as the network takes them, and their label maps; some at a time."""
     for pixels, labels in zip(some.pixels.split(4), some.labels.split(4), strict=True):
-        yield segnets.deeplab_inputs(pixels), labels
+        yield segmentation_nets.deeplab_inputs(pixels), labels
 
 
 def main() -> None:
-    road = scenes.camvid(360, 480, splits=("val",))["val"]
+    road = label_maps.camvid(360, 480, splits=("val",))["val"]
     # Frames of one film are alike: a random division, or they would not be exchangeable.
-    cal, test = (road.take(rows) for rows in scenes.split(len(road), CALIBRATE, seed=0))
-    model = segnets.deeplab(read(segnets.DEEPLAB_FILE), scores=False).eval()
+    cal, test = (road.take(rows) for rows in label_maps.split(len(road), CALIBRATE, seed=0))
+    model = segmentation_nets.deeplab(read(segmentation_nets.DEEPLAB_FILE), scores=False).eval()
 
     predictor = segmentation.PixelSets(model, ignore=road.ignore)
     predictor.calibrate(batches(cal))

@@ -92,8 +92,8 @@ def main() -> None:
     from sklearn.datasets import load_diabetes
 
     import ffcp
-    from ffcp_paper.networks import mlp
-    from ffcp_paper.training import train
+    from ffcp_paper.networks.regression import mlp
+    from ffcp_paper.training.regression import train
 
     torch.manual_seed(0)
     x, y = (torch.from_numpy(array).float() for array in load_diabetes(return_X_y=True))

@@ -1,4 +1,4 @@
-"""Bands for a network on a table: bike rentals by the hour (goes with docs/regression.md).
+"""Prediction intervals for a table: bike rentals by the hour (goes with docs/regression.md).
 
 Needs the file bike_train.csv, see `ffcp-paper data`; without it the error says where it is from.
 """
@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import ffcp
-from ffcp_paper import datasets
+from ffcp_paper.data import datasets
 
 ALPHA = 0.1
 
@@ -42,11 +42,11 @@ def main() -> None:
         if isinstance(predictor, ffcp.Auto):
             predictor.fit(x[train], y[train])
         predictor.calibrate(x[cal], y[cal])
-        band = predictor.predict_interval(x[test], ALPHA)
-        coverage = ffcp.metrics.coverage(band, y[test])
-        groups = ffcp.metrics.group_coverage(band, y[test], ffcp.metrics.tertiles(y[test]))
-        length = ffcp.metrics.mean_length(band)
-        score = ffcp.metrics.interval_score(band, y[test])
+        interval = predictor.predict_interval(x[test], ALPHA)
+        coverage = ffcp.metrics.coverage(interval, y[test])
+        groups = ffcp.metrics.group_coverage(interval, y[test], ffcp.metrics.tertiles(y[test]))
+        length = ffcp.metrics.mean_length(interval)
+        score = ffcp.metrics.interval_score(interval, y[test])
         print(f"{name:10}  {coverage!s:22}  {length:6.3f}  {score:14.3f}  {groups.worst:.1%}")
     print(predictor.choice)
 

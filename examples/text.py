@@ -1,6 +1,6 @@
-"""Label sets for text: of which library is a docstring? Goes with docs/label_sets.md.
+"""Prediction sets for text: of which library is a docstring? Goes with docs/classification.md.
 
-The text is real and at hand: the first words of docstrings of installed libraries.
+The text is real: the first words of docstrings of installed libraries.
 """
 
 import ast

@@ -5,7 +5,7 @@ import torch
 from hypothesis import settings
 from torch import nn
 
-# The same examples on every run: a red build must mean a changed program.
+# The same examples on every run: a failure must mean a changed program.
 torch.set_num_threads(1)  # tests run side by side, on small tensors
 settings.register_profile("fixed", derandomize=True, deadline=None)
 settings.load_profile("fixed")
@@ -18,7 +18,7 @@ def _seeded() -> None:
 
 @pytest.fixture
 def torch_that_exports() -> None:
-    from ffcp.export.writing import must_be_new_enough  # much to import, for few tests
+    from ffcp.export.writing import must_be_new_enough  # a slow import, for few tests
 
     try:
         must_be_new_enough(torch.__version__)
@@ -28,7 +28,7 @@ def torch_that_exports() -> None:
 
 @pytest.fixture
 def mlp() -> nn.Sequential:
-    """The paper's shape, small: Linear layers at 0, 3 and 6, ReLU and dropout between."""
+    """A small network of the paper's shape: Linear layers at 0, 3 and 6, ReLU and dropout."""
     return small_mlp()
 
 
@@ -46,5 +46,5 @@ def small_mlp(inputs: int = 4, outputs: int = 1, width: int = 8) -> nn.Sequentia
 
 
 def normal(*shape: int, seed: int) -> torch.Tensor:
-    """Normal numbers that are the same on every run, also at import time."""
+    """Return normal numbers that are the same on every run, also at import time."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))

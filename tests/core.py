@@ -1,4 +1,4 @@
-"""What tests use of the core beside its public names: here, and nowhere else."""
+"""The only place where tests use private names of the core."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from ffcp.conformal.random_numbers import Draws
 from ffcp.regression import auto, comparison
 from ffcp.regression.learned import boosting, network, training_rows
 
-#: What a file says of the way it is written.
+#: The format that a saved file names.
 FORMAT = files.FORMAT.encode()
 
 C = TypeVar("C", bound=ffcp.calibrations.Calibration)
 
 
 def filled(calibration: C, values: Tensor, metadata: Mapping[str, Any] | None = None) -> C:
-    """Return a calibration, which had no scores, with these scores."""
+    """Return an empty calibration filled with these scores."""
     return calibration.fit(values, metadata)
 
 
@@ -47,18 +47,18 @@ def set_aside(
     seed: int = 0,
     most: int = 10_000,
 ) -> Tensor:
-    """Mark which of the first rows of a stream are set aside for a selection."""
+    """Return a mask of the first rows of a stream that are set aside for a selection."""
     return Division(fraction, seed, most).mask(rows)
 
 
 def config(predictor: Any) -> dict[str, Any]:
-    """Return what scores and thresholds depend on besides the model and the data."""
+    """Return the settings that scores and thresholds depend on."""
     compared: dict[str, Any] = predictor.comparable()
     return compared
 
 
 def rewrite(path: Path, change: Callable[[dict[str, Tensor], dict[str, Any]], object]) -> None:
-    """Change the tensors of a saved calibration, and its description, and seal it again."""
+    """Change the tensors and the description of a saved calibration, with a valid checksum."""
     tensors = files.read(path)
     name = "settings" if "settings" in tensors else "_extra_state"
     sealed, prefix = tensors.pop(name), "calibration."
@@ -68,13 +68,13 @@ def rewrite(path: Path, change: Callable[[dict[str, Tensor], dict[str, Any]], ob
     is_plain = name == "settings"
     own = {n if is_plain or n.startswith("score.") else prefix + n: t for n, t in kept.items()}
     whole = {n: tensor.contiguous() for n, tensor in own.items()}
-    if "shapes" in described:  # so that what is refused is the tensors themselves
+    if "shapes" in described:  # so that the check of the tensors fails, not that of their shapes
         described["shapes"] = {n: [str(t.dtype), *t.shape] for n, t in whole.items()}
     files.write(path, {**whole, name: files.seal(described, whole)})
 
 
 def spoil(path: Path, how: str) -> None:
-    """Write a file again with other tensors than those that its checksum is of."""
+    """Replace tensors of a file without updating its checksum."""
     tensors = files.read(path)
     if how == "a tensor too many":
         tensors["calibration.more"] = torch.zeros(3)
@@ -126,14 +126,14 @@ def unrandomised_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def only_label_score(monkeypatch: pytest.MonkeyPatch, rule: Any, most_rows: int) -> None:
-    """Let the selection among label scores try this rule alone, on so many rows."""
+    """Restrict the selection of a label score to this rule and number of rows."""
     selection = score_selection.LabelScoreSelection
     monkeypatch.setattr(selection, "_trials", lambda *given: iter([(rule, 1.0)]))
     monkeypatch.setattr(selection, "most_rows", most_rows)
 
 
 def only_method(monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
-    """Let Auto select the method of this name."""
+    """Make Auto select the method of this name."""
     candidates: dict[str, Any] = {}
     listed = auto.MethodSelection._candidates
 
@@ -146,27 +146,27 @@ def only_method(monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
         def is_clearly_better(self, *given: Any) -> bool:
             return True
 
-    def noted(self: Any, *args: Any) -> Iterator[tuple[str, Any]]:
+    def recorded(self: Any, *args: Any) -> Iterator[tuple[str, Any]]:
         for name, one in listed(self, *args):
             candidates[name] = one
             yield name, one
 
     monkeypatch.setattr(auto, "Comparison", Biased)
-    monkeypatch.setattr(auto.MethodSelection, "_candidates", noted)
+    monkeypatch.setattr(auto.MethodSelection, "_candidates", recorded)
 
 
 def few_epochs(monkeypatch: pytest.MonkeyPatch, epochs: int = 3) -> None:
-    """Train the networks that learn residual quantiles for a few epochs only, and few trees."""
+    """Limit the epochs and boosting rounds of learned scores."""
     monkeypatch.setattr(network, "_EPOCHS", epochs)
     monkeypatch.setattr(boosting, "_MOST_ROUNDS", 2 * epochs)
     monkeypatch.setattr(boosting, "_PATIENCE", epochs)
 
 
 def few_rows_teach(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
-    """Let no more than so many of the rows given to fit teach."""
+    """Limit the number of training rows that ``fit`` uses."""
     monkeypatch.setattr(training_rows, "MOST_ROWS", rows)
 
 
 def few_rows_tune(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
-    """Let no more than so many rows tune a label score."""
+    """Limit the number of rows that tune a label score."""
     monkeypatch.setattr(scores._Tuning, "most_rows", rows)

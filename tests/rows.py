@@ -1,4 +1,4 @@
-"""Count the rows that go through a model."""
+"""Counting of the rows that pass through a model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ffcp.network.jacobian.stack import Stack
 
 @dataclass
 class Count:
-    """How many rows went through the model, and in how many calls."""
+    """The number of rows and calls of a model."""
 
     rows: int = 0
     calls: int = 0
@@ -24,42 +24,43 @@ class Count:
 
 @contextmanager
 def counted_rows(model: nn.Module) -> Iterator[Count]:
-    """Count the rows of all calls of the model, or of twins of it, inside the block."""
+    """Count the rows of all calls of the model, or of its copies, inside the block."""
     count = Count()
 
-    def look(x: Tensor) -> None:
+    def add(x: Tensor) -> None:
         count.rows += len(x)
         count.calls += 1
 
-    with seen_by(look, model):
+    with watched_inputs(add, model):
         yield count
 
 
 @contextmanager
-def seen_by(look: Callable[[Any], None], model: nn.Module) -> Iterator[None]:
-    """Show the first input of all calls of the model, or of twins of it, inside the block.
+def watched_inputs(callback: Callable[[Any], None], model: nn.Module) -> Iterator[None]:
+    """Pass the first input of all calls of the model, or of its copies, to ``callback``.
 
-    Not by a hook: a model with hooks is run itself, and one that came after calibration refused.
+    Not by a hook: a model with hooks is not copied, and a hook added after calibration is refused.
     """
     kind = type(model)
     forward = kind.forward
 
     @functools.wraps(forward)
-    def shown(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if _weights(module) == _weights(model):  # of which twins have no copy
-            look(args[0])
+    def watched(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if _weights(module) == _weights(model):  # copies share the weights
+            callback(args[0])
         return forward(module, *args, **kwargs)
 
     run = Stack.run
 
     @functools.wraps(run)
-    def shown_run(stack: Stack, x: Tensor, *args: Any) -> Any:
+    def watched_run(stack: Stack, x: Tensor, *args: Any) -> Any:
         used = {la.weight.data_ptr() for la in stack.layers if isinstance(la, nn.Linear)}
         if used <= set(_weights(model).values()):
-            look(x)
+            callback(x)
         return run(stack, x, *args)
 
-    with mock.patch.object(kind, "forward", shown), mock.patch.object(Stack, "run", shown_run):
+    patched = mock.patch.object
+    with patched(kind, "forward", watched), patched(Stack, "run", watched_run):
         yield
 
 

@@ -101,6 +101,16 @@ def test_all_of_make_bench_is_run_in_small() -> None:
     assert benched() == list(SMALL)
 
 
+def test_the_index_lists_every_module_once_and_marks_what_make_bench_runs() -> None:
+    folder = MAKEFILE.parent / "benchmarks"
+    files = (path.relative_to(MAKEFILE.parent).with_suffix("") for path in folder.rglob("*.py"))
+    modules = {".".join(file.parts).removesuffix(".__main__") for file in files}
+    index = (folder / "README.md").read_text()
+    listed = re.findall(r"^\| `([\w.]+)` (\*?)", index, flags=re.M)
+    assert sorted(name for name, _ in listed) == sorted(m for m in modules if "__init__" not in m)
+    assert [name.split(".")[1] for name, star in listed if star] == benched()
+
+
 @pytest.mark.heavy
 @pytest.mark.usefixtures("_nothing_stays")
 @pytest.mark.filterwarnings("ignore")

@@ -40,6 +40,15 @@ class TwoLogits(nn.Module):
         return as_logits(self.inner(x))
 
 
+def test_the_label_score_is_chosen_for_one_logit_too() -> None:
+    labels = (Z > 0).long()
+    masks = []
+    for model in (OneLogit(True), TwoLogits(OneLogit(True))):
+        sets = ffcp.SetPredictor(model, "auto", seed=0).calibrate(X[:300], labels[:300])
+        masks.append(sets.predict_set(X[300:], first_row=0).mask)
+    assert torch.equal(*masks)
+
+
 @pytest.mark.parametrize("flat", [True, False])
 @pytest.mark.parametrize("name", ["LAC", "APS", "RAPS", "FFRAPS"])
 def test_one_logit_gives_the_sets_of_two(name: str, flat: bool) -> None:

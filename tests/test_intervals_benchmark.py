@@ -16,9 +16,9 @@ from benchmarks.intervals.comparison import Limit, Ratio, limits, of, ratio, rat
 from benchmarks.intervals.methods import AUTO, AUTO_LENGTH, METHODS, PROTOTYPE, Measured, Timed
 from scipy import stats
 
-from ffcp_paper import runs
-from ffcp_paper.datasets import Split
-from ffcp_paper.networks import mlp
+from ffcp_paper.data import result_cache as runs
+from ffcp_paper.data.datasets import Split
+from ffcp_paper.networks.regression import mlp
 
 Found = dict[str, dict[int, dict[str, Measured]]]
 CANDIDATES = {"CP": (1.0, 1.0), "Learned": (1.0, 1.0)}

@@ -14,18 +14,26 @@ X, Y = torch.randn(120, 4), torch.randn(120)
 
 def test_a_wrong_number_of_columns_is_counted() -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
-    with pytest.raises(ValueError, match="x has 3 columns, the model takes 4"):
+    with pytest.raises(ValueError, match=r"^x has 3 columns, the model takes 4"):
         ffcp.CP(model).calibrate(X[:, :3], Y)
     predictor = ffcp.CP(model).calibrate(X, Y)
     with pytest.raises(ValueError, match="x has 5 columns, the model takes 4"):
         predictor.predict_interval(torch.randn(9, 5))
 
 
-@pytest.mark.parametrize("metric", ["coverage", "interval_score"])
+@pytest.mark.parametrize("metric", ["coverage", "interval_score", "group_coverage"])
 def test_swapped_arguments_of_a_metric_are_told(metric: str) -> None:
     interval = ffcp.CP(nn.Linear(4, 1)).calibrate(X, Y).predict_interval(X)
-    with pytest.raises(TypeError, match="interval"):
-        getattr(ffcp.metrics, metric)(Y, interval)
+    for given in (interval, (interval.lower, interval.upper)):
+        with pytest.raises(TypeError, match="intervals come first"):
+            getattr(ffcp.metrics, metric)(Y, given)
+
+
+def test_words_that_are_no_numbers_are_sent_where_they_are_taken() -> None:
+    with pytest.raises(TypeError, match=r"ffcp\.tables"):
+        ffcp.CP(nn.Linear(2, 1)).calibrate(np.array([[1, "x"]] * 9, dtype=object), Y[:9])
+    with pytest.raises(TypeError, match=r"names="):
+        ffcp.CP(nn.Linear(4, 1)).calibrate(X, ["a"] * 120)
 
 
 def test_an_estimator_of_scikit_learn_is_sent_to_its_estimators() -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import ffcp
+from ffcp.regression.comparison import AutoChoice, MethodTrial, Used
 
 X, Y = torch.randn(300, 3), torch.randn(300)
 MODEL = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1))
@@ -24,6 +25,13 @@ def test_a_predictor_names_method_model_and_rows() -> None:
     assert f"{aside} more selected" in repr(chosen)
 
 
+def test_large_numbers_are_written_with_thousands() -> None:
+    ends = torch.tensor([100_000.0]), torch.tensor([300_000.0]), torch.tensor([200_000.0])
+    text = repr(ffcp.Interval(*ends, 0.1))
+    assert "mean width 200,000" in text
+    assert text.splitlines()[-1].split() == ["0", "100,000", "200,000", "300,000"]
+
+
 def test_notebooks_show_the_lines_of_print() -> None:
     predictor = ffcp.CP(MODEL).calibrate(X, Y)
     for shown in (predictor, ffcp.Online(predictor), ffcp.Monitor(predictor)):
@@ -39,7 +47,7 @@ def test_a_stream_says_how_many_targets_came_and_were_covered() -> None:
     text = repr(online)
     assert "80 %" in text
     share = 1 - online.misses[0] / 40
-    assert f"40 targets came, {share:.1%}" in text
+    assert f"40 targets, {share:.1%}" in text
 
 
 def test_a_monitor_explains_its_columns() -> None:
@@ -50,3 +58,45 @@ def test_a_monitor_explains_its_columns() -> None:
     for column in ("value", "most", "limit"):
         assert f"\n{column}:" in text
     assert max(map(len, text.splitlines())) <= 100
+
+
+def tried(method: str) -> AutoChoice:
+    names = ["CP", "FFCP at 'backbone.3'", "learned from training and calibration rows, by trees"]
+    names.append(f"{names[-1]} and networks, from the densest part")
+    trials = {name: MethodTrial(4.0 - i / 3, 3.0) for i, name in enumerate(names)}
+    return AutoChoice(method, trials, "score", Used(720, 420, 280), 0.1)
+
+
+def test_a_choice_is_a_table_that_explains_its_names_and_marks_the_chosen() -> None:
+    text = str(tried("FFCP at 'backbone.3'").in_units(100_000))
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80
+    (chosen,) = (line for line in lines if line.startswith("> ") and "marks" not in line)
+    assert chosen.split() == [">", "FFCP", "at", "layer", "backbone.3", "366,667", "300,000"]
+    assert "learned from training and calibration rows, by" in text
+    assert "one width for all rows" in text
+    # Two are ahead of it, and it is said why they were not taken.
+    assert "standard error" in " ".join(text.split())
+    best = tried(min(tried("CP").trials, key=lambda name: tried("CP").trials[name].score))
+    assert "standard error" not in str(best)
+
+
+def test_notebooks_show_a_choice_as_a_table() -> None:
+    choice = tried("CP")
+    page = choice._repr_html_()
+    assert page.count("<tr>") == 1 + len(choice.trials)
+    assert page.count("<b>&gt; CP") == 1
+
+
+def test_label_sets_are_chosen_without_names_of_penalties() -> None:
+    torch.manual_seed(0)
+    x = 3 * torch.randn(400, 4)
+    model = nn.Linear(4, 5)
+    y = model(x).softmax(dim=1).multinomial(1)[:, 0]
+    predictor = ffcp.SetPredictor(model, "auto", seed=0).calibrate(x, y)
+    text = str(predictor.choice)
+    assert "kreg" not in text
+    assert "lam " not in text
+    assert text.count("RAPS:") <= 3  # the best of each temperature, and the heading
+    assert max(map(len, text.splitlines())) <= 80
+    assert "method: " in repr(predictor)

@@ -27,12 +27,12 @@ def task(data: str = "star", library: str = FFCP, label: str = "") -> Task:
 
 def test_results_of_a_changed_ffcp_stand_beside_the_same_peers(tmp_path: Path) -> None:
     out = tmp_path / "results.jsonl"
-    tables.keep(out, task(), {OURS: result(1.0)})
-    tables.keep(out, task(label="new"), {OURS: result(0.5)})
-    tables.keep(out, task(library="crepes"), {"crepes": result(0.7)})
+    tables.store(out, task(), {OURS: result(1.0)})
+    tables.store(out, task(label="new"), {OURS: result(0.5)})
+    tables.store(out, task(library="crepes"), {"crepes": result(0.7)})
     with out.open("a") as file:
         file.write('{"data": "com", "se')  # killed here
-    known = tables.kept(out)
+    known = tables.stored(out)
     assert task(label="new").key in known
     assert task("com").key not in known
     old, new = (tables.together(known, ["star", "com"], [100], label) for label in ("", "new"))
@@ -45,8 +45,8 @@ def test_results_of_a_changed_ffcp_stand_beside_the_same_peers(tmp_path: Path) -
 def test_a_task_after_a_line_cut_short_is_kept(tmp_path: Path) -> None:
     out = tmp_path / "results.jsonl"
     out.write_text('{"data": "com", "se')
-    tables.keep(out, task(), {OURS: result()})
-    assert task().key in tables.kept(out)
+    tables.store(out, task(), {OURS: result()})
+    assert task().key in tables.stored(out)
 
 
 def test_only_what_every_seed_has_is_averaged() -> None:
@@ -112,6 +112,6 @@ def test_what_bands_share_is_in_the_time_of_each(monkeypatch: pytest.MonkeyPatch
 
 def test_every_line_is_one_result(tmp_path: Path) -> None:
     out = tmp_path / "results.jsonl"
-    tables.keep(out, task(), {OURS: result()})
+    tables.store(out, task(), {OURS: result()})
     line = json.loads(out.read_text())
     assert (line["minutes"], line["label"], "trees" in line) == (3.0, "", False)

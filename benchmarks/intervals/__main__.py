@@ -23,8 +23,8 @@ from benchmarks.intervals.comparison import Results, limits
 from benchmarks.intervals.methods import METHODS, Timed, known, missing_peers, time_key
 from benchmarks.intervals.running import missing, run, run_timed
 from benchmarks.timing import show, table
-from ffcp_paper import runs
-from ffcp_paper.experiments import available
+from ffcp_paper.data import result_cache as runs
+from ffcp_paper.experiments.studies import available
 
 _ALL = (*DATA, *SERIES, *PROBLEMS)
 _PROBLEM_SEEDS = 20  # from the first seed on

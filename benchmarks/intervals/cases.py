@@ -11,12 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ffcp_paper import images, runs, vision
-from ffcp_paper.datasets import Split, Table, split
-from ffcp_paper.experiments import Study
-from ffcp_paper.networks import mlp
-from ffcp_paper.training import train, train_as_published
-from ffcp_paper.works import TRAINED, Settings, Training
+from ffcp_paper.data import images
+from ffcp_paper.data import result_cache as runs
+from ffcp_paper.data.datasets import Split, Table, split
+from ffcp_paper.experiments.studies import Study
+from ffcp_paper.experiments.tasks import TRAINED, Settings, Training
+from ffcp_paper.networks import pretrained as vision
+from ffcp_paper.networks.regression import mlp
+from ffcp_paper.training.regression import train, train_as_published
 
 ALPHA = 0.1
 DATA = (

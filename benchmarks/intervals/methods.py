@@ -21,7 +21,7 @@ from ffcp import metrics
 from ffcp.conformal.selection import Aside, Selected
 from ffcp.regression import auto
 from ffcp.regression.learned.nested import GROWN
-from ffcp_paper import runs
+from ffcp_paper.data import result_cache as runs
 
 AUTO, AUTO_LENGTH, PROTOTYPE = "Auto", "Auto, length", "prototype"
 CP, FFCP, LCP, LEARNED = "CP", "FFCP", "LCP", "Learned"

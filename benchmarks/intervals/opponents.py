@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ffcp.conformal.rank import conformal_quantile
-from ffcp_paper.datasets import Split
+from ffcp_paper.data.datasets import Split
 
 Array = NDArray[np.float64]
 Predict = Callable[[Tensor], tuple[Any, Any]]

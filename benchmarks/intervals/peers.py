@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from benchmarks.intervals.opponents import Predict, boosted_quantile, numbers, threshold
-from ffcp_paper.datasets import Split
+from ffcp_paper.data.datasets import Split
 
 Array = NDArray[np.float64]
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from benchmarks.intervals import methods
 from benchmarks.intervals.cases import PROBLEMS, QUANTILES, SETTINGS, Case
 from benchmarks.intervals.methods import CQR, GROUPS, ON_PROBLEMS, Measured, known, library, measure
-from ffcp_paper.experiments import Study
-from ffcp_paper.works import TRAINED, Training
+from ffcp_paper.experiments.studies import Study
+from ffcp_paper.experiments.tasks import TRAINED, Training
 
 
 class Task(NamedTuple):

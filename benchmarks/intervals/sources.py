@@ -24,8 +24,8 @@ from benchmarks.intervals.cases import ALPHA, DATA, IMAGES, Case, has_images
 from benchmarks.intervals.comparison import Ratio, ratio
 from benchmarks.intervals.opponents import Array, numbers, pooled, predicted
 from ffcp import metrics
-from ffcp_paper import runs
-from ffcp_paper.experiments import available
+from ffcp_paper.data import result_cache as runs
+from ffcp_paper.experiments.studies import available
 
 _VERSION = 1
 _LAYERS = ("input", "0", "3", "6")  # of the paper's network, before each ReLU

@@ -8,8 +8,8 @@ from html import unescape
 from pathlib import Path
 from typing import Any
 
-from ffcp_paper import printed
-from ffcp_paper.report_files import UNAVAILABLE
+from ffcp_paper.page.run_files import UNAVAILABLE
+from ffcp_paper.tables import printed
 
 NAMES = ("synthetic", "com", "fb1", "fb2", "meps19", "meps20", "star", "bio", "blog", "bike")
 ATTACK = "<script>document.title = 'attacked'</script><img src=x onerror=alert(1)>"

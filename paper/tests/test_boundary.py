@@ -33,12 +33,12 @@ def modules(folder: Path) -> list[Path]:
 @pytest.mark.parametrize("path", modules(PAPER), ids=lambda path: path.stem)
 def test_only_one_module_knows_what_is_inside_of_the_library(path: Path) -> None:
     inside = {name for name in imported(path) if name.split(".")[0] == "ffcp"} - PUBLIC
-    assert not inside or path.name == "core.py"
+    assert not inside or path.name == "ffcp_internals.py"
 
 
 def test_names_taken_from_the_library_are_public() -> None:
     for path in modules(PAPER):
-        if path.name == "core.py":
+        if path.name == "ffcp_internals.py":
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and node.module == "ffcp":
@@ -56,5 +56,9 @@ def test_no_module_is_long() -> None:
 
 
 def test_templates_and_printed_numbers_come_with_the_package() -> None:
-    assert {path.suffix for path in (PAPER / "templates").iterdir()} == {".html", ".css", ".js"}
-    assert len(list((PAPER / "printed").glob("*.csv"))) == 10
+    assert {path.suffix for path in (PAPER / "page" / "templates").iterdir()} == {
+        ".html",
+        ".css",
+        ".js",
+    }
+    assert len(list((PAPER / "tables" / "printed_tables").glob("*.csv"))) == 10

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import ffcp
-from ffcp_paper.curvature import Curvature
+from ffcp_paper.experiments.curvature import Curvature
 
 
 def smooth() -> nn.Sequential:

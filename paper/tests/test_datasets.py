@@ -17,11 +17,12 @@ from torch import nn
 from typer.testing import CliRunner
 
 from ffcp import FFCPWarning
-from ffcp_paper import datalist, datasets, experiments, groups, parsers, runs
 from ffcp_paper.cli import app
-from ffcp_paper.data import DataFile, MissingDataError, cache_dir, data_dir
-from ffcp_paper.networks import mlp
-from ffcp_paper.training import train_as_published
+from ffcp_paper.data import datasets, inventory, parsers, result_cache
+from ffcp_paper.data.files import DataFile, MissingDataError, cache_dir, data_dir
+from ffcp_paper.experiments import group_coverage, studies
+from ffcp_paper.networks.regression import mlp
+from ffcp_paper.training.regression import train_as_published
 
 SMALL = {
     "CASP.csv": '"RMSD","F1","F2"\n1.5,2,3\n4.5,5,6\n',
@@ -315,11 +316,11 @@ def test_a_stretch_of_a_series_depends_on_the_seed_and_keeps_its_order() -> None
     series = datasets.Table(y[:, None], y, ("x",))
     starts = set()
     for seed in range(5):
-        some = experiments._some(series, 100, seed).y
+        some = studies._subset(series, 100, seed).y
         np.testing.assert_array_equal(np.diff(some), 1)
         starts.add(float(some[0]))
     assert len(starts) == 5
-    assert len(set(np.diff(experiments._some(series, 100, None).y))) > 1
+    assert len(set(np.diff(studies._subset(series, 100, None).y))) > 1
 
 
 # -- the survey --------------------------------------------------------------------------------
@@ -510,7 +511,7 @@ def test_a_packed_survey_that_is_cut_off_is_refused(folders: Path) -> None:
 def test_the_list_says_what_is_there(small: Path) -> None:
     (small / "data" / "tabular" / "communities_attributes.csv").unlink()
     (small / "data" / "tabular" / "blogData_train.csv").write_text("1,2,3\n")
-    listed = {entry.name: entry for entry in datalist.entries(check=True)}
+    listed = {entry.name: entry for entry in inventory.entries(check=True)}
     assert list(listed) == [*datasets.DATASETS, *datasets.FURTHER]
     assert {listed[name].status for name in datasets.FURTHER} == {"missing"}
     status = {name: listed[name].status for name in datasets.DATASETS}
@@ -522,14 +523,14 @@ def test_the_list_says_what_is_there(small: Path) -> None:
     assert listed["com"].files == ("communities_attributes.csv",)
     assert listed["bio"].files == ("CASP.csv.gz",)
     assert listed["meps20"].place == small / "data" / "tabular"
-    unchecked = {entry.name: entry.status for entry in datalist.entries()}
+    unchecked = {entry.name: entry.status for entry in inventory.entries()}
     unchecked = {name: unchecked[name] for name in datasets.DATASETS}
     assert unchecked == status | {"blog": "present"}
 
 
 def test_the_list_says_how_to_get_what_is_not_there(folders: Path) -> None:
-    listed = datalist.entries()
-    lines = dict(zip([e.name for e in listed][1:], datalist.advice(listed), strict=True))
+    listed = inventory.entries()
+    lines = dict(zip([e.name for e in listed][1:], inventory.advice(listed), strict=True))
     for name, line in lines.items():
         assert line.startswith(f"{name} is missing: ")
         assert str(folders / "data" / "tabular") in line
@@ -539,8 +540,8 @@ def test_the_list_says_how_to_get_what_is_not_there(folders: Path) -> None:
     assert "Kaggle asks for an account" in lines["bike"]
     assert "communities.data" in lines["com"]
     assert "communities_attributes.csv" in lines["com"]
-    table = datalist.tabulate(listed)
-    assert all(len(line) == len(datalist.COLUMNS) for line in table)
+    table = inventory.tabulate(listed)
+    assert all(len(line) == len(inventory.COLUMNS) for line in table)
     assert table[4][:4] == ["meps19", "missing", "15,785", "139"]
 
 
@@ -550,8 +551,11 @@ def test_the_list_says_how_to_get_what_is_not_there(folders: Path) -> None:
 def test_results_are_found_once(folders: Path) -> None:
     calls = []
     for _ in range(2):
-        assert runs.record("kind", {"seed": 1}, lambda: calls.append(1) or [1.5, "a"]) == [1.5, "a"]
-    assert runs.record("kind", {"seed": 2}, lambda: "other") == "other"
+        assert result_cache.record("kind", {"seed": 1}, lambda: calls.append(1) or [1.5, "a"]) == [
+            1.5,
+            "a",
+        ]
+    assert result_cache.record("kind", {"seed": 2}, lambda: "other") == "other"
     assert len(calls) == 1
 
 
@@ -560,14 +564,14 @@ def test_an_interrupted_result_leaves_nothing_behind(folders: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        runs.record("kind", {}, broken)
-    assert runs.record("kind", {}, lambda: 3) == 3
+        result_cache.record("kind", {}, broken)
+    assert result_cache.record("kind", {}, lambda: 3) == 3
 
 
 def test_networks_are_kept(folders: Path) -> None:
     x = torch.rand(100, 3)
-    trained = runs.network({"a": 1}, lambda: mlp(3), lambda: mlp(3))
-    again = runs.network({"a": 1}, lambda: mlp(3), lambda: pytest.fail("trained twice"))
+    trained = result_cache.network({"a": 1}, lambda: mlp(3), lambda: mlp(3))
+    again = result_cache.network({"a": 1}, lambda: mlp(3), lambda: pytest.fail("trained twice"))
     assert torch.equal(trained.eval()(x), again(x))
 
 
@@ -601,8 +605,8 @@ def test_the_groups_command_compares_all_methods_and_resumes(
     assert first.output.count("FFLCP  ") == 5
     assert "±" in first.output
     assert "Worst group: FFLCP at best" in first.output
-    monkeypatch.setattr(groups, "train_as_published", lambda *a, **k: pytest.fail("again"))
-    monkeypatch.setattr(groups, "_measure", lambda *a, **k: pytest.fail("again"))
+    monkeypatch.setattr(group_coverage, "train_as_published", lambda *a, **k: pytest.fail("again"))
+    monkeypatch.setattr(group_coverage, "_measure", lambda *a, **k: pytest.fail("again"))
     assert CliRunner().invoke(app, arguments).output == first.output
 
 
@@ -617,7 +621,7 @@ def test_the_groups_command_says_what_is_missing(folders: Path) -> None:
     ("arguments", "message"),
     [
         (["wine"], "unknown data set 'wine'"),
-        (["--alpha", "2"], "2.0 does not lie between 0 and 1"),
+        (["--alpha", "2"], "must lie strictly between 0 and 1, got 2.0"),
         (["--kernel", "cosine"], "unknown kernel 'cosine'"),
         (["--guarantee", "sure"], "unknown guarantee 'sure'"),
         (["--on", "nowhere"], "nowhere"),

@@ -17,16 +17,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from ffcp_paper import datasets, download, fetch
 from ffcp_paper.cli import app
-from ffcp_paper.data import DataFile
-from ffcp_paper.download import (
+from ffcp_paper.data import datasets, download, fetch
+from ffcp_paper.data.download import (
     FetchError,
     Origin,
     UnverifiedError,
     WrongFileError,
     fetch_file,
 )
+from ffcp_paper.data.files import DataFile
 
 CONTENT = b"".join(f"{number},{number * 7 % 1000}\n".encode() for number in range(40_000))
 SHA = hashlib.sha256(CONTENT).hexdigest()
@@ -233,7 +233,7 @@ def test_the_command_refuses_and_says_how_to_go_on(
     server.pages["h181ssp.zip"] = zipped({"h181.ssp": CONTENT})
     refused = CliRunner().invoke(app, ["data", "fetch", "meps19"], env={"COLUMNS": "500"})
     assert refused.exit_code == 1
-    assert "no checksum of h181.ssp is known" in refused.output
+    assert "the checksum of h181.ssp is unknown" in refused.output
     taken = CliRunner().invoke(app, ["data", "fetch", "meps19", "--unverified"])
     assert taken.exit_code == 0, taken.output
     assert file.place.read_bytes() == CONTENT

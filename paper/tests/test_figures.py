@@ -16,21 +16,16 @@ from scipy import stats
 from torch import nn
 
 from ffcp import CP, FFCP
-from ffcp_paper import (
-    band_figures,
-    drawing,
-    figures,
-    report_files,
-    scenes,
-    score_figures,
-    segments,
-    segnets,
-)
-from ffcp_paper.drawing import Request
-from ffcp_paper.networks import mlp
-from ffcp_paper.score_figures import Pair
-from ffcp_paper.squares import Spread, spreads
-from ffcp_paper.works import Settings
+from ffcp_paper.data import label_maps
+from ffcp_paper.experiments import segmentation
+from ffcp_paper.experiments.square_conditions import Spread, spreads
+from ffcp_paper.experiments.tasks import Settings
+from ffcp_paper.figures import band_plots, drawing, paper_figures, score_plots
+from ffcp_paper.figures.drawing import Request
+from ffcp_paper.figures.score_plots import Pair
+from ffcp_paper.networks import segmentation_nets
+from ffcp_paper.networks.regression import mlp
+from ffcp_paper.page import run_files
 
 pytestmark = pytest.mark.heavy
 
@@ -50,18 +45,18 @@ def _own_folders(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.fixture
-def tiny_shapes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> segments.Experiment:
+def tiny_shapes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> segmentation.Experiment:
     """A small experiment in place of the shapes."""
-    model = segnets.residual_net(4, width=4, outputs=4, hidden=4, dilations=(1,))
-    pool = scenes.shapes(50, size=(12, 16))
-    made = segments.Experiment(
+    model = segmentation_nets.residual_net(4, width=4, outputs=4, hidden=4, dilations=(1,))
+    pool = label_maps.shapes(50, size=(12, 16))
+    made = segmentation.Experiment(
         "tiny shapes", model, pool.take(slice(0, 24)), pool.take(slice(24, 44)),
-        pool.take(slice(44, 50)), scenes.normalised, batch=8,
+        pool.take(slice(44, 50)), label_maps.normalised, batch=8,
     )  # fmt: skip
     monkeypatch.setenv("FFCP_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(segments, "FCP_STEPS", (1, 2))
-    monkeypatch.setattr(segments, "FLOORS", (1e-6, 0.1))
-    monkeypatch.setitem(segments.EXPERIMENTS, "shapes", lambda seed, progress: made)
+    monkeypatch.setattr(segmentation, "FCP_STEPS", (1, 2))
+    monkeypatch.setattr(segmentation, "FLOORS", (1e-6, 0.1))
+    monkeypatch.setitem(segmentation.EXPERIMENTS, "shapes", lambda seed, progress: made)
     return made
 
 
@@ -83,7 +78,7 @@ def _check_files(folder: Path, name: str) -> dict[str, str]:
 
 def test_figures_are_written_in_three_files_with_words(tmp_path: Path) -> None:
     steps: list[tuple[float, float, str]] = []
-    made = figures.write([], tmp_path, TINY, lambda *step: steps.append(step))
+    made = paper_figures.write([], tmp_path, TINY, lambda *step: steps.append(step))
     # Segmentation takes long; it is not there, and nobody asked for it.
     assert made == ["overview", *SCORES]
     found = {name: _check_files(tmp_path, name) for name in made}
@@ -92,46 +87,46 @@ def test_figures_are_written_in_three_files_with_words(tmp_path: Path) -> None:
     assert {path.stem for path in (tmp_path / "figures").iterdir()} == set(made)
     done = [step[0] for step in steps]
     assert done == sorted(done)
-    assert steps[-1][0] == steps[-1][1] == sum(map(figures.cost, made))
+    assert steps[-1][0] == steps[-1][1] == sum(map(paper_figures.cost, made))
     assert all(0 <= share <= total and text for share, total, text in steps)
 
 
 def test_only_the_figures_asked_for_are_written(tmp_path: Path) -> None:
-    assert figures.write(["score_histograms"], tmp_path, TINY) == ["score_histograms"]
+    assert paper_figures.write(["score_histograms"], tmp_path, TINY) == ["score_histograms"]
     assert len(list((tmp_path / "figures").iterdir())) == 3
 
 
 def test_the_same_figure_gives_the_same_files(tmp_path: Path) -> None:
     for folder in ("one", "two"):
-        figures.write(["score_histograms"], tmp_path / folder, TINY)
+        paper_figures.write(["score_histograms"], tmp_path / folder, TINY)
     for one in (tmp_path / "one" / "figures").iterdir():
         assert one.read_bytes() == (tmp_path / "two" / "figures" / one.name).read_bytes()
 
 
 def test_an_unknown_figure_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="pie"):
-        figures.write(["overview", "pie"], tmp_path, TINY)
+        paper_figures.write(["overview", "pie"], tmp_path, TINY)
     assert not (tmp_path / "figures").exists()
 
 
 def test_a_figure_that_fails_leaves_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(figures, "_rendered", lambda figure, kind: 1 / 0)
+    monkeypatch.setattr(paper_figures, "_rendered", lambda figure, kind: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        figures.write(["score_histograms"], tmp_path, TINY)
+        paper_figures.write(["score_histograms"], tmp_path, TINY)
     assert not (tmp_path / "figures").exists()
 
 
 def test_the_report_shows_the_figures(tmp_path: Path) -> None:
-    figures.write(["score_histograms"], tmp_path, TINY)
-    read = report_files.read_figure(tmp_path / "figures", "score_histograms")
+    paper_figures.write(["score_histograms"], tmp_path, TINY)
+    read = run_files.read_figure(tmp_path / "figures", "score_histograms")
     assert read.address is not None
     assert read.address.startswith("data:image/svg+xml")
 
 
 def test_titles_show_the_rank_correlation_of_the_points_drawn() -> None:
-    drawn = score_figures.scores_fcp_ffcp(Request(TINY))
+    drawn = score_plots.scores_fcp_ffcp(Request(TINY))
     assert len(drawn.figure.axes) == 8
     for number, axis in enumerate(drawn.figure.axes):
         x, y = np.asarray(axis.collections[0].get_offsets()).T
@@ -147,7 +142,7 @@ def test_both_scores_are_taken_at_the_same_layer() -> None:
     layers = [nn.Linear(3, 8), nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 1)]
     between = [nn.Identity(), nn.Identity()]  # in the place of ReLU and dropout
     model = nn.Sequential(*[part for layer in layers[:3] for part in (layer, *between)], layers[3])
-    pairs = score_figures.score_pairs(model, torch.rand(40, 3), torch.rand(40), alpha=0.1, seed=0)
+    pairs = score_plots.score_pairs(model, torch.rand(40, 3), torch.rand(40), alpha=0.1, seed=0)
     assert [pair.split for pair in pairs] == [0, 1, 2, 3] * 2
     for pair in pairs[4:]:
         torch.testing.assert_close(pair.matched, pair.fcp, rtol=1e-3, atol=1e-6)
@@ -159,11 +154,9 @@ def test_points_that_have_no_place_on_the_axes_are_left_out_and_counted(
     scores = torch.linspace(0.1, 1, 20, dtype=torch.float64)[:, None]
     lost = scores.clone()
     lost[3], lost[7] = math.inf, 0.0
-    monkeypatch.setattr(score_figures.FCP, "score", lambda self, x, y: lost)
-    monkeypatch.setattr(score_figures.FFCP, "score", lambda self, x, y: scores)
-    pair = score_figures.score_pairs(mlp(2), torch.rand(20, 2), torch.rand(20), alpha=0.1, seed=0)[
-        0
-    ]
+    monkeypatch.setattr(score_plots.FCP, "score", lambda self, x, y: lost)
+    monkeypatch.setattr(score_plots.FFCP, "score", lambda self, x, y: scores)
+    pair = score_plots.score_pairs(mlp(2), torch.rand(20, 2), torch.rand(20), alpha=0.1, seed=0)[0]
     assert (pair.left_out, len(pair.fcp), pair.rank_correlation) == (2, 18, pytest.approx(1))
 
 
@@ -194,11 +187,11 @@ def test_spreads_are_those_of_the_bands() -> None:
 
 def test_a_histogram_needs_a_quantile() -> None:
     with pytest.raises(ValueError, match=r"\b8\b"):
-        score_figures.score_histograms(Request(replace(TINY, rows=20)))
+        score_plots.score_histograms(Request(replace(TINY, rows=20)))
 
 
 def test_the_overview_shows_the_same_points_three_times() -> None:
-    drawn = band_figures.overview(Request(TINY))
+    drawn = band_plots.overview(Request(TINY))
     axes = drawn.figure.axes
     assert [axis.get_title(loc="left").split("\n")[0] for axis in axes] == ["CP", "FCP", "FFCP"]
     points = []
@@ -222,9 +215,9 @@ def test_the_data_set_is_bike_if_it_is_there(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_segmentation_is_drawn_when_asked_for(
-    tiny_shapes: segments.Experiment, tmp_path: Path
+    tiny_shapes: segmentation.Experiment, tmp_path: Path
 ) -> None:
-    assert figures.write(["segmentation_shapes"], tmp_path, TINY) == ["segmentation_shapes"]
+    assert paper_figures.write(["segmentation_shapes"], tmp_path, TINY) == ["segmentation_shapes"]
     measured = list((tmp_path / "cache" / "segments").iterdir())
     assert len(measured) == 3  # CP, FCP and FFCP; nothing that is not shown
     words = _check_files(tmp_path, "segmentation_shapes")
@@ -235,15 +228,25 @@ def test_segmentation_is_drawn_when_asked_for(
 def test_segmentation_is_drawn_unasked_in_full_runs_where_its_files_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert not any(name.startswith("segmentation") for name in figures.at_hand(TINY))
-    drawn = [name for name in figures.at_hand(Settings()) if name.startswith("segmentation")]
+    assert not any(
+        name.startswith("segmentation") for name in paper_figures.available_figures(TINY)
+    )
+    drawn = [
+        name
+        for name in paper_figures.available_figures(Settings())
+        if name.startswith("segmentation")
+    ]
     assert drawn == ["segmentation_shapes"]  # the others need files
-    assert [file.path for file in figures.missing("segmentation_camvid")] == [
-        scenes.CAMVID_FILE.path
+    assert [file.path for file in paper_figures.missing("segmentation_camvid")] == [
+        label_maps.CAMVID_FILE.path
     ]
     monkeypatch.setenv("FFCP_DATA", str(tmp_path))
-    place = scenes.CAMVID_FILE.place
+    place = label_maps.CAMVID_FILE.place
     place.parent.mkdir(parents=True, exist_ok=True)
     place.touch()
-    drawn = [name for name in figures.at_hand(Settings()) if name.startswith("segmentation")]
+    drawn = [
+        name
+        for name in paper_figures.available_figures(Settings())
+        if name.startswith("segmentation")
+    ]
     assert drawn == ["segmentation_shapes", "segmentation_camvid"]

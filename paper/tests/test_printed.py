@@ -6,8 +6,8 @@ import statistics
 
 import pytest
 
-from ffcp_paper import datasets
-from ffcp_paper.printed import CONTRADICTIONS, TABLES, Printed, known, value
+from ffcp_paper.data import datasets
+from ffcp_paper.tables.printed import CONTRADICTIONS, TABLES, Printed, known, value
 
 COUNTS = {
     "ffcp_runtime": 44,

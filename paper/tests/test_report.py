@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ffcp_paper import report
+from ffcp_paper.page import report
 from made_results import (
     ATTACK,
     HELD,

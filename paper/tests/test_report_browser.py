@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ffcp_paper import report
+from ffcp_paper.page import report
 from made_results import ATTACK, HELD, NAMES, change_table, write_folder
 
 pytestmark = pytest.mark.slow

@@ -20,21 +20,24 @@ import torch
 from scipy import stats
 from typer.testing import CliRunner
 
-from ffcp_paper import claims, cli, datasets, experiments, printed, render, reproduce, runs, tables
-from ffcp_paper.experiments import Study
-from ffcp_paper.labels import Result
-from ffcp_paper.training import train_as_published, train_quantiles
-from ffcp_paper.works import (
+from ffcp_paper import cli, reproduce
+from ffcp_paper.data import datasets, result_cache
+from ffcp_paper.experiments import studies
+from ffcp_paper.experiments.prediction_sets import Result
+from ffcp_paper.experiments.studies import Study
+from ffcp_paper.experiments.tasks import (
     TRAINED,
     UNTRAINED,
-    Collected,
     LabelResult,
     Measured,
     Method,
+    RegressionTask,
+    Results,
     Settings,
     Training,
-    Work,
 )
+from ffcp_paper.tables import claims, paper_tables, printed, render
+from ffcp_paper.training.regression import train_as_published, train_quantiles
 
 pytestmark = pytest.mark.heavy
 
@@ -65,7 +68,7 @@ def made(
         patch.setenv("FFCP_CACHE", str(cache))
         patch.setenv("FFCP_DATA", str(out / "no-data"))
         found = reproduce.run(
-            tables.NAMES, out=out, settings=TINY, progress=lambda *step: steps.append(step)
+            paper_tables.NAMES, out=out, settings=TINY, progress=lambda *step: steps.append(step)
         )
     return out, {table["name"]: table for table in found}, steps
 
@@ -75,12 +78,12 @@ def made(
 
 def test_every_table_of_the_paper_is_made(made) -> None:
     out, found, _ = made
-    assert list(found) == list(tables.NAMES) == [*printed.TABLES, "square_conditions"]
+    assert list(found) == list(paper_tables.NAMES) == [*printed.TABLES, "square_conditions"]
     names = {place.name for place in (out / "tables").iterdir()}
     assert names == {f"{n}{s}" for n in found for s in (".json", ".csv", ".md", ".tex", ".txt")}
 
 
-@pytest.mark.parametrize("name", tables.NAMES)
+@pytest.mark.parametrize("name", paper_tables.NAMES)
 def test_a_table_keeps_to_its_schema(made, name: str) -> None:
     out, found, _ = made
     table = json.loads((out / "tables" / f"{name}.json").read_text())
@@ -117,12 +120,12 @@ def test_the_settings_are_written_with_the_tables(made) -> None:
         "started", "seconds", "tables", "figures", "earlier"
     }  # fmt: skip
     assert about["seeds"] == 2
-    assert about["tables"] == list(tables.NAMES)
+    assert about["tables"] == list(paper_tables.NAMES)
     assert set(about["machine"]) == {"system", "processor", "cores", "memory_gb"}
     assert about["command"].startswith("ffcp-paper reproduce")
 
 
-@pytest.mark.parametrize("name", tables.NAMES)
+@pytest.mark.parametrize("name", paper_tables.NAMES)
 def test_all_formats_can_be_read(made, name: str) -> None:
     out, found, _ = made
     rows = found[name]["rows"]
@@ -187,7 +190,7 @@ def test_a_missing_data_set_has_the_papers_numbers_in_their_place(made) -> None:
 
 def test_networks_that_are_not_at_hand_are_listed_with_the_papers_numbers(made) -> None:
     listed = Settings(splits=1)
-    table = tables.build("raps_imagenet", Collected(labels={"digits": _labels()}), listed)
+    table = paper_tables.build("raps_imagenet", Results(labels={"digits": _labels()}), listed)
     vgg = [row for row in table["rows"] if row["network"] == "VGG16"]
     assert [row["method"] for row in vgg] == ["RAPS", "FFRAPS"]
     assert all(row["note"] == datasets.NOT_AVAILABLE and row["length"] is None for row in vgg)
@@ -195,25 +198,25 @@ def test_networks_that_are_not_at_hand_are_listed_with_the_papers_numbers(made) 
 
 
 def test_the_table_of_all_networks_fits_a_terminal(monkeypatch) -> None:
-    monkeypatch.setattr(tables, "network_available", lambda name: True)
-    every = tables.members("raps_imagenet", Settings())
-    found = Collected(labels={name: _labels() for name in every})
-    table = tables.build("raps_imagenet", found, Settings())
+    monkeypatch.setattr(paper_tables, "network_available", lambda name: True)
+    every = paper_tables.members("raps_imagenet", Settings())
+    found = Results(labels={name: _labels() for name in every})
+    table = paper_tables.build("raps_imagenet", found, Settings())
     assert max(map(len, render.to_text(table).splitlines())) <= 80
 
 
 def test_a_full_table_of_bands_fits_a_terminal(monkeypatch) -> None:
-    monkeypatch.setattr(tables, "available", lambda name: True)
+    monkeypatch.setattr(paper_tables, "available", lambda name: True)
     chosen = (0, 1, 2, 3, 4)
     for name in ("regression_bands", "ffcqr_bands", "group_coverage_cp"):
-        found = Collected()
-        for work in tables.works(name, Settings()):
-            assert isinstance(work, Work)
-            for method in work.methods:
-                found.bands[work.data, work.training, method, work.alpha] = [
+        found = Results()
+        for task in paper_tables.tasks(name, Settings()):
+            assert isinstance(task, RegressionTask)
+            for method in task.methods:
+                found.bands[task.data, task.training, method, task.alpha] = [
                     Measured(0.9, 12.5, 0.9, 1000, 1000, 0.9, layer) for layer in chosen
                 ]
-        text = render.to_text(tables.build(name, found, Settings()))
+        text = render.to_text(paper_tables.build(name, found, Settings()))
         assert max(map(len, text.splitlines())) <= 80
 
 
@@ -223,12 +226,12 @@ def _labels() -> LabelResult:
 
 
 def test_smaller_sets_decide_the_claim_of_raps(made) -> None:
-    found = Collected(labels={"digits": _labels()})
-    rows = tables.build("raps_imagenet", found, TINY)["rows"]
+    found = Results(labels={"digits": _labels()})
+    rows = paper_tables.build("raps_imagenet", found, TINY)["rows"]
     assert [row["holds"] for row in rows] == [None, True, False]
     assert [row["lawful"] for row in rows] == [True] * 3
-    easy = Collected(labels={"digits": replace(_labels(), top1=0.95)})  # one label is enough
-    rows = tables.build("raps_imagenet", easy, TINY)["rows"]
+    easy = Results(labels={"digits": replace(_labels(), top1=0.95)})  # one label is enough
+    rows = paper_tables.build("raps_imagenet", easy, TINY)["rows"]
     assert [row["holds"] for row in rows] == [None, None, None]
 
 
@@ -255,9 +258,9 @@ def _forbidden(*args: Any, **kwargs: Any) -> Any:
 
 def test_a_second_run_computes_nothing(made, tmp_path: Path, monkeypatch) -> None:
     for name in ("train_stacked", "search_epochs_stacked", "_measure", "_times"):
-        monkeypatch.setattr(experiments, name, _forbidden)
-    monkeypatch.setattr(experiments.labels, "answers", _forbidden)
-    again = reproduce.run(tables.NAMES, out=tmp_path, settings=TINY)
+        monkeypatch.setattr(studies, name, _forbidden)
+    monkeypatch.setattr(studies.prediction_sets, "outputs", _forbidden)
+    again = reproduce.run(paper_tables.NAMES, out=tmp_path, settings=TINY)
     assert {table["name"]: table for table in again} == made[1]
 
 
@@ -272,7 +275,7 @@ def test_the_results_of_every_seed_are_json_lines(made) -> None:
         == ("bands", "CP", "mean")
         and one["of"]["alpha"] == 0.1
     ]
-    row = next(r for r in made[1]["regression_bands"]["rows"] if r["method"] == "CP")
+    row = next(r for r in made[1]["regression_bands"]["rows"] if r["method"] == "split CP")
     assert row["length"]["n"] == len(own) == 2
     assert row["length"]["mean"] == pytest.approx(sum(own) / 2)
     assert {one["of"]["what"] for one in records} == {
@@ -312,13 +315,13 @@ def test_a_foreign_settings_file_is_no_earlier_call(made, tmp_path: Path) -> Non
 
 def test_one_seed_more_trains_one_network(made, monkeypatch) -> None:
     trained: list[int] = []
-    train = experiments.train_stacked
+    train = studies.train_stacked
 
     def watched(models: Any, *, seeds: list[int], **rest: Any) -> Any:
         trained.extend(seeds)
         return train(models, seeds=seeds, **rest)
 
-    monkeypatch.setattr(experiments, "train_stacked", watched)
+    monkeypatch.setattr(studies, "train_stacked", watched)
     study = Study("synthetic", replace(TINY, seeds=3))
     assert len(study.models(TRAINED)) == 3
     assert trained == [2]
@@ -334,7 +337,7 @@ def test_networks_of_any_seeds_are_those_of_the_tables_and_trained_once(
     def train(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("trained twice")
 
-    monkeypatch.setattr(experiments, "train_stacked", train)
+    monkeypatch.setattr(studies, "train_stacked", train)
     again, same = Study("synthetic", TINY).networks(TRAINED, [100, 1])
     for kept, made in ((again, far), (same, second)):
         for name, tensor in kept.state_dict().items():
@@ -362,10 +365,10 @@ def test_all_levels_are_trained_at_once_and_as_one_by_one(tmp_path: Path, monkey
     monkeypatch.setenv("FFCP_CACHE", str(tmp_path / "apart"))
     apart = [_weights(Study("synthetic", settings), training) for training in pairs]
     monkeypatch.setenv("FFCP_CACHE", str(tmp_path / "together"))
-    study = Study("synthetic", settings, coming=[TRAINED, UNTRAINED, *pairs])
+    study = Study("synthetic", settings, planned=[TRAINED, UNTRAINED, *pairs])
     first = _weights(study, pairs[0])
     for name in ("train_stacked", "search_epochs_stacked"):
-        monkeypatch.setattr(experiments, name, _forbidden)
+        monkeypatch.setattr(studies, name, _forbidden)
     _assert_equal(first, apart[0])
     _assert_equal(_weights(study, pairs[1]), apart[1])
     with pytest.raises(AssertionError, match="computed again"):
@@ -389,7 +392,7 @@ def test_quantile_networks_follow_the_protocol() -> None:
     ours = _weights(study, training)
     theirs = []
     for seed in range(2):
-        epochs = runs.known("epochs", study._key(seed, training))
+        epochs = result_cache.known("epochs", study._key(seed, training))
         parts = study.parts(seed)
         made = train_quantiles(parts.x_train, parts.y_train, levels, epochs=epochs, seed=seed)
         theirs.append(made.state_dict())
@@ -402,21 +405,21 @@ def test_a_search_that_is_stopped_goes_on(tmp_path: Path, monkeypatch) -> None:
     study = Study("synthetic", settings)
     whole = _weights(study, TRAINED)
     keys = [study._key(seed, TRAINED) for seed in range(3)]
-    best = [runs.known("epochs", key) for key in keys]
+    best = [result_cache.known("epochs", key) for key in keys]
     monkeypatch.setenv("FFCP_CACHE", str(tmp_path / "killed"))
-    runs.keep("epochs", keys[0], best[0])  # the search of the first network had ended
+    result_cache.keep("epochs", keys[0], best[0])  # the search of the first network had ended
     _assert_equal(_weights(Study("synthetic", settings), TRAINED), whole)
-    assert [runs.known("epochs", key) for key in keys] == best
+    assert [result_cache.known("epochs", key) for key in keys] == best
 
 
 def test_a_record_of_something_else_is_not_taken(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("FFCP_CACHE", str(tmp_path))
-    runs.keep("epochs", {"seed": 0}, 7)
-    place = runs.place("epochs", {"seed": 0}, ".json")
-    place.replace(runs.place("epochs", {"seed": 1}, ".json"))  # as if the hashes were equal
-    assert runs.known("epochs", {"seed": 1}) is None
-    assert runs.record("epochs", {"seed": 1}, lambda: 8) == 8
-    assert runs.known("epochs", {"seed": 1}) == 8
+    result_cache.keep("epochs", {"seed": 0}, 7)
+    place = result_cache.place("epochs", {"seed": 0}, ".json")
+    place.replace(result_cache.place("epochs", {"seed": 1}, ".json"))  # as if the hashes were equal
+    assert result_cache.known("epochs", {"seed": 1}) is None
+    assert result_cache.record("epochs", {"seed": 1}, lambda: 8) == 8
+    assert result_cache.known("epochs", {"seed": 1}) == 8
 
 
 def test_a_training_that_is_stopped_keeps_networks_and_searches(
@@ -426,25 +429,25 @@ def test_a_training_that_is_stopped_keeps_networks_and_searches(
     settings = replace(TINY, epochs=6, patience=1)
     whole = _weights(Study("synthetic", settings), TRAINED)
     monkeypatch.setenv("FFCP_CACHE", str(tmp_path / "killed"))
-    keep = runs.keep_network
+    keep = result_cache.keep_network
 
     def killed(*args: Any) -> None:
         keep(*args)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(runs, "keep_network", killed)
+    monkeypatch.setattr(result_cache, "keep_network", killed)
     with pytest.raises(KeyboardInterrupt):
         Study("synthetic", settings).models(TRAINED)
     assert len(list((tmp_path / "killed" / "networks").iterdir())) == 1
     assert len(list((tmp_path / "killed" / "epochs").iterdir())) == 2
-    monkeypatch.setattr(runs, "keep_network", keep)
-    monkeypatch.setattr(experiments, "search_epochs_stacked", _forbidden)
+    monkeypatch.setattr(result_cache, "keep_network", keep)
+    monkeypatch.setattr(studies, "search_epochs_stacked", _forbidden)
     _assert_equal(_weights(Study("synthetic", settings), TRAINED), whole)
 
 
 def test_a_stopped_run_keeps_what_was_finished(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("FFCP_CACHE", str(tmp_path / "cache"))
-    measure, calls = experiments._measure, []
+    measure, calls = studies._measure, []
 
     def killed(*args: Any) -> Measured:
         calls.append(args[0])
@@ -452,13 +455,13 @@ def test_a_stopped_run_keeps_what_was_finished(tmp_path: Path, monkeypatch) -> N
             raise KeyboardInterrupt
         return measure(*args)
 
-    monkeypatch.setattr(experiments, "_measure", killed)
+    monkeypatch.setattr(studies, "_measure", killed)
     wanted = {"names": ["bands_by_layer"], "out": tmp_path / "out", "settings": TINY}
     with pytest.raises(KeyboardInterrupt):
         reproduce.run(**wanted)
     assert not (tmp_path / "out").exists()
     assert len(list((tmp_path / "cache" / "bands").iterdir())) == 3
-    monkeypatch.setattr(experiments, "train_stacked", _forbidden)
+    monkeypatch.setattr(studies, "train_stacked", _forbidden)
     reproduce.run(**wanted)
     # CP, five split points, the choice, Learned and Auto, for two seeds
     assert len(calls) == 4 + 2 * 9 - 3
@@ -469,7 +472,7 @@ def test_a_stopped_run_keeps_what_was_finished(tmp_path: Path, monkeypatch) -> N
 _PROGRAM = """
 import sys
 from ffcp_paper import reproduce
-from ffcp_paper.works import (Settings,)
+from ffcp_paper.experiments.tasks import (Settings,)
 tiny = Settings(seeds=2, epochs=1, rows=300, only=("synthetic",), rounds=1)
 reproduce.run(["regression_bands", "untrained"], out=sys.argv[1], settings=tiny)
 """
@@ -552,9 +555,9 @@ def test_every_seed_must_keep_the_law() -> None:
     assert not claims.lawful([good] * 5, 0.05)
 
 
-def _made_up(lengths: dict[Method, float], coverage: float = 0.9, **where: Any) -> Collected:
+def _made_up(lengths: dict[Method, float], coverage: float = 0.9, **where: Any) -> Results:
     training, alpha = where.get("training", TRAINED), where.get("alpha", 0.1)
-    found = Collected()
+    found = Results()
     for method, length in lengths.items():
         one = Measured(coverage, length, length / 10, 1000, 1000, None, None)
         found.bands["synthetic", training, method, alpha] = [one, one]
@@ -567,8 +570,8 @@ def _ffcp(*lengths: float, auto: float) -> dict[Method, float]:
     return {Method("CP"): 2.0, Method("FCP"): 1.0, **layers, Method("FFCP", "auto"): auto, **ours}
 
 
-def _holds(name: str, found: Collected) -> list[bool | None]:
-    rows = tables.build(name, found, TINY)["rows"]
+def _holds(name: str, found: Results) -> list[bool | None]:
+    rows = paper_tables.build(name, found, TINY)["rows"]
     return [r["holds"] for r in rows if not r.get("note") and not r["method"].endswith("(ours)")]
 
 
@@ -585,7 +588,9 @@ def test_methods_that_the_paper_lacks_are_marked_and_not_judged(
     name: str, where: dict[str, Any]
 ) -> None:
     found = _made_up(_ffcp(3.0, 1.5, 1.9, 2.5, 2.0, auto=2.1), 0.9, **where)
-    rows = [row for row in tables.build(name, found, TINY)["rows"] if row["data"] == "synthetic"]
+    rows = [
+        row for row in paper_tables.build(name, found, TINY)["rows"] if row["data"] == "synthetic"
+    ]
     ours = [row for row in rows if "ours" in row["method"]]
     assert [row["method"] for row in ours] == ["Learned (ours)", "Auto (ours)"]
     assert [row["length"]["mean"] for row in ours] == pytest.approx([1.2, 1.1])
@@ -612,7 +617,7 @@ def test_shorter_than_cp_and_covering_decide_the_bands() -> None:
     lengths = _ffcp(3.0, 1.5, 1.9, 2.5, 2.0, auto=2.1)
     assert _holds("regression_bands", _made_up(lengths)) == [None, None, True, False]
     assert _holds("regression_bands", _made_up(lengths, 0.8)) == [None, None, False, False]
-    rows = tables.build("regression_bands", _made_up(lengths), TINY)["rows"]
+    rows = paper_tables.build("regression_bands", _made_up(lengths), TINY)["rows"]
     assert (rows[2]["method"], rows[2]["split"]) == ("FFCP, best on test", "1")
 
 
@@ -663,39 +668,46 @@ def test_the_worst_group_decides_group_coverage() -> None:
 def test_the_ratio_of_run_times_decides() -> None:
     for slow, holds in ((3.2, True), (3.0, False)):
         times = [{"CP": [0.05] * 7, "FCP": [slow] * 7, "FFCP": [0.1] * 7}]
-        table = tables.build(
-            "ffcp_runtime", Collected(seconds={("synthetic", TRAINED): times}), TINY
+        table = paper_tables.build(
+            "ffcp_runtime", Results(seconds={("synthetic", TRAINED): times}), TINY
         )
         assert table["rows"][0]["holds"] is holds
         assert table["rows"][0]["speedup"] == {"mean": pytest.approx(10 * slow), "sd": None, "n": 1}
 
 
+def test_a_table_of_large_ratios_fits_a_terminal() -> None:
+    times = [{"CP": [0.05] * 7, "FCP": [1.2] * 7, "FFCP": [0.01] * 7}]
+    found = Results(seconds={("synthetic", TRAINED): times})
+    table = paper_tables.build("ffcp_runtime", found, TINY)
+    assert max(map(len, render.to_text(table).splitlines())) <= 80
+
+
 def test_a_ratio_whose_interval_holds_the_limit_is_not_decided() -> None:
     slow = [3.0, 3.1, 3.2, 3.2, 3.3, 3.4, 3.5]
     times = [{"CP": [0.05] * 7, "FCP": slow, "FFCP": [0.1] * 7}]
-    found = Collected(seconds={("synthetic", TRAINED): times})
-    table = tables.build("ffcp_runtime", found, TINY)
+    found = Results(seconds={("synthetic", TRAINED): times})
+    table = paper_tables.build("ffcp_runtime", found, TINY)
     row = table["rows"][0]
     assert (row["speedup_low"], row["speedup_high"]) == pytest.approx((30.0, 35.0))
     assert row["holds"] is None
-    assert row["note"] == "not decided: the interval holds the limit"
+    assert row["note"] == "not decided: the interval contains the limit"
     assert table["verdict"]["text"] == "No row could be judged. Not decided: 1."
     assert row["note"] in render.to_text(table)
 
 
 def test_the_verdict_counts_judged_rows_only() -> None:
     rows = [{"holds": h, "method": "FFCP"} for h in (True, False, None, True)]
-    assert tables.verdict(rows) == {
+    assert paper_tables.verdict(rows) == {
         "held": 2,
         "of": 3,
         "text": "The claim holds in 2 of 3 rows.",
     }
-    assert tables.verdict([{"data": "fb2", "note": "data not available"}])["of"] == 0
+    assert paper_tables.verdict([{"data": "fb2", "note": "data not available"}])["of"] == 0
 
 
 def test_the_papers_number_stands_beside_ours() -> None:
     lengths = _ffcp(3.0, 1.5, 1.9, 2.5, 2.0, auto=2.1)
-    row = tables.build("bands_by_layer", _made_up(lengths), TINY)["rows"][0]
+    row = paper_tables.build("bands_by_layer", _made_up(lengths), TINY)["rows"][0]
     printed_one = printed.value(
         "bands_by_layer", row="synthetic", method="FFCP", column="coverage", layer=1
     )
@@ -722,12 +734,12 @@ def test_coverage_of_fcp_is_measured_in_both_spaces(made) -> None:
 
 def test_split_point_four_is_cp(made) -> None:
     rows = {(r["method"], r["split"]): r for r in made[1]["split_ablation"]["rows"]}
-    assert rows["FFCP", "4"]["length"] == rows["CP", ""]["length"]
+    assert rows["FFCP", "4"]["length"] == rows["split CP", ""]["length"]
 
 
 def test_works_ask_for_nothing_that_is_missing() -> None:
-    listed = tables.works("regression_bands", Settings())
-    assert [work.data for work in listed if isinstance(work, Work)] == ["synthetic"]
+    listed = paper_tables.tasks("regression_bands", Settings())
+    assert [task.data for task in listed if isinstance(task, RegressionTask)] == ["synthetic"]
 
 
 # -- the command -------------------------------------------------------------------------------

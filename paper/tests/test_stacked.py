@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from ffcp import pinball_loss
-from ffcp_paper import draws, stacked
-from ffcp_paper.networks import mlp
-from ffcp_paper.stacked import pair, search_epochs_stacked, train_stacked
-from ffcp_paper.training import train, train_as_published, train_quantiles
+from ffcp_paper.networks.regression import mlp
+from ffcp_paper.training import minibatches, stacked
+from ffcp_paper.training.regression import train, train_as_published, train_quantiles
+from ffcp_paper.training.stacked import pair, search_epochs_stacked, train_stacked
 from helpers import normal
 
 pytestmark = pytest.mark.heavy
@@ -82,13 +82,13 @@ def test_a_network_that_is_done_leaves_the_others_alone(epochs: list[int]) -> No
 
 
 def test_several_blocks_of_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draws, "_BLOCK", 2)
+    monkeypatch.setattr(minibatches, "_BLOCK", 2)
     ours = train_stacked(build(), XS, YS, epochs=[2, 3, 1], seeds=SEEDS)
     assert_same(ours, one_by_one(build(), [2, 3, 1]))
 
 
 def test_dropout_drawn_in_pieces_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draws, "_draws_join", lambda: False)
+    monkeypatch.setattr(minibatches, "_draws_concatenate", lambda: False)
     ours = train_stacked(build(), XS, YS, epochs=2, seeds=SEEDS)
     assert_same(ours, one_by_one(build(), [2] * 3))
 

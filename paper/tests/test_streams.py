@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ffcp_paper import streams
-from ffcp_paper.streams import Series
+from ffcp_paper.experiments import streams
+from ffcp_paper.experiments.streams import Series
 
 
 @pytest.mark.heavy
@@ -20,8 +20,8 @@ def test_every_row_is_followed_by_every_method(
     small = Series("small", x, y, 100, 100, 25, 1, {300: "noise x 4"})
     monkeypatch.setattr(streams, "series_of", lambda name, seed: small)
     result = streams.run("small")
-    assert {len(one.hits) for one in result.followed.values()} == {500}
-    assert result.followed["aci"].hits[350:].mean() > result.followed["CP"].hits[350:].mean()
+    assert {len(one.hits) for one in result.tracked.values()} == {500}
+    assert result.tracked["aci"].hits[350:].mean() > result.tracked["CP"].hits[350:].mean()
     assert result.alarms["truth"] is not None
     assert len(streams.rows_of(result)) == 5
     streams.picture([result, result]).savefig(tmp_path / "stream.png")

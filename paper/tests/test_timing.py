@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ffcp_paper import timing
+from ffcp_paper.experiments import timing
 
 
 @pytest.mark.parametrize("rounds", [6, 15, 40])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ffcp_paper.training import train_quantiles
+from ffcp_paper.training.regression import train_quantiles
 
 
 def test_trained_quantiles_cover_about_what_their_levels_say() -> None:

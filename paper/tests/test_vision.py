@@ -14,9 +14,19 @@ from PIL import Image
 from torch import nn
 
 from ffcp import FFCPWarning
-from ffcp_paper import convnets, core, efficientnets, images, logits, vision
-from ffcp_paper.data import DataFile, MissingDataError
-from ffcp_paper.vision import NETWORKS, Accuracy, PackageFile, Preprocess, VisionNetwork
+from ffcp_paper import ffcp_internals
+from ffcp_paper.data import images
+from ffcp_paper.data.files import DataFile, MissingDataError
+from ffcp_paper.experiments import logits
+from ffcp_paper.networks import convnets, efficientnets, pretrained
+from ffcp_paper.networks.pretrained import (
+    NETWORKS,
+    Accuracy,
+    PackageFile,
+    Preprocess,
+    VisionNetwork,
+)
+from ffcp_paper.training.digits import train_digits
 
 
 @pytest.fixture
@@ -224,7 +234,7 @@ def test_planned_network_computes_its_plan() -> None:
     expected = feature @ w2[1:, :, 0, 0].T + b2[1:]  # without the background
     torch.testing.assert_close(model(x), expected)
     torch.testing.assert_close(model.feature(x), feature)
-    assert core.resolve(model, "feature.steps.1.conv") == "feature.steps.1.conv"
+    assert ffcp_internals.resolve(model, "feature.steps.1.conv") == "feature.steps.1.conv"
 
 
 def test_plan_that_is_not_understood_is_refused() -> None:
@@ -370,7 +380,7 @@ def test_stored_features_stand_in_for_images(home: Path) -> None:
         feat=feat, fc_weight=weight, fc_bias=np.float32([0, 0, 1]), label=np.int16([2, 1])
     )
     network = VisionNetwork(
-        "stored", "Stored", "imagenet", data_file(home, "f.npz", content), vision.stored_head,
+        "stored", "Stored", "imagenet", data_file(home, "f.npz", content), pretrained.stored_head,
         None, Accuracy(2, 50.0),
     )  # fmt: skip
     inputs = network.inputs()
@@ -408,7 +418,7 @@ def tiny(home: Path, monkeypatch: pytest.MonkeyPatch) -> VisionNetwork:
     """The planned network on 25 images, in chunks of 10 and batches of 4."""
     content = archive(label=np.arange(ROWS) % 3, **packed(*map(webp, random_pixels(ROWS))))
     stored = data_file(home, "images.npz", content)
-    monkeypatch.setitem(vision._DATA_SETS, "tiny", (stored, lambda: images.imagenet(stored)))
+    monkeypatch.setitem(pretrained._DATA_SETS, "tiny", (stored, lambda: images.imagenet(stored)))
     monkeypatch.setattr(logits, "CHUNK", 10)
     monkeypatch.setattr(logits, "BATCH", 4)
     weights = data_file(home, "weights.npz", plan_archive())
@@ -500,7 +510,7 @@ def test_failed_write_leaves_nothing_behind(
         raise OSError("no space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("ffcp_paper.logits.os.replace", full)
+        patch.setattr("ffcp_paper.experiments.logits.os.replace", full)
         with pytest.raises(OSError, match="no space left"):
             logits.compute(tiny)
     chunks = logits.cached_path(tiny).with_suffix(".chunks")
@@ -550,12 +560,12 @@ def test_digits_are_split_without_overlap() -> None:
 def test_digits_network_is_accurate_and_reproducible() -> None:
     torch.manual_seed(5)
     before = torch.random.get_rng_state()
-    model, data = vision.train_digits(seed=1)
+    model, data = train_digits(seed=1)
     assert torch.random.get_rng_state().equal(before)
-    assert vision.topk_accuracy(model(data.x_test), data.y_test) > 94
-    first, second = (vision.train_digits(seed=1, epochs=2)[0] for _ in range(2))
+    assert pretrained.topk_accuracy(model(data.x_test), data.y_test) > 94
+    first, second = (train_digits(seed=1, epochs=2)[0] for _ in range(2))
     assert first(data.x_test).equal(second(data.x_test))
-    with core.Cut(model, ["feature.conv2", "feature"]) as cut:
+    with ffcp_internals.Cut(model, ["feature.conv2", "feature"]) as cut:
         tap = cut(data.x_test[:5])
         (gradient,) = torch.autograd.grad(tap.prediction.sum(), tap.edges["feature"])
     torch.testing.assert_close(gradient, model.head.weight.sum(dim=0).expand(5, 32))
@@ -591,9 +601,9 @@ def test_pretrained_network_has_its_accuracy(name: str) -> None:
         batches = [inputs.batch(row, min(row + 10, rows)) for row in range(0, rows, 10)]
         out = network.head()(torch.cat([model.feature(batch) for batch in batches]))
     labels = inputs.labels[:rows]
-    measured = [round(vision.topk_accuracy(out, labels, k) * rows / 100) for k in (1, 5)]
+    measured = [round(pretrained.topk_accuracy(out, labels, k) * rows / 100) for k in (1, 5)]
     assert measured == [top1, top5]
-    assert core.resolve(model, network.feature) == "feature"
+    assert ffcp_internals.resolve(model, network.feature) == "feature"
 
 
 def test_imagenet_labels_are_flat() -> None:
@@ -606,7 +616,7 @@ def test_imagenet_labels_are_flat() -> None:
 
 def test_activations_that_overwrite_change_nothing(tiny: VisionNetwork) -> None:
     plain, saving, inputs = tiny.load(), tiny.load(), tiny.inputs()
-    logits._overwrite(saving.get_submodule("feature"))
+    logits._set_inplace(saving.get_submodule("feature"))
     assert any(getattr(layer, "inplace", False) for layer in saving.modules())
     before = inputs.batch(0, ROWS).clone()
     expected = logits._run(plain, inputs, 0, ROWS, lambda done: None)

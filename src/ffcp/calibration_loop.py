@@ -232,14 +232,17 @@ def _select(
     has_groups = chosen.calibration.traits.groups
     labels = [chosen.calibration.labels(part.out) for part in waiting if has_groups]
     mask = division.mask(sum(rows), len(set(chain(*labels))) if labels else 1)
-    count, left = int(mask.sum()), int((~mask).sum())
-    fewest = max(selection.fewest_rows for selection in selections)
-    if left < rows_needed(settings.alpha) or count < fewest:
-        simplest = [one.without_rows(sum(rows), settings.alpha) for one in selections]
-        if len(simplest) == 1 and simplest[0] is not None:
+    simplest = [one.without_rows(sum(rows), settings.alpha) for one in selections]
+    if len(simplest) == 1 and simplest[0] is not None:
+        is_short = int((~mask).sum()) < rows_needed(settings.alpha)
+        targets = torch.cat([part.y for part in waiting])
+        needed = rows_needed(settings.alpha_of_each(settings.alpha, targets[:1].numel()))
+        mask = _spared(mask, list(chain(*labels)) or [0] * sum(rows), ~targets.isnan(), needed)
+        if is_short or int(mask.sum()) < selections[0].fewest_rows:
             score, _, report, warning = simplest[0]
             warnings = [warning] if warning else []
             return _Chosen(score, chosen.calibration, report, warnings, 0), waiting
+    count, left = int(mask.sum()), int((~mask).sum())
     if not left or not count:
         raise ValueError(
             f"{count + left} rows cannot be divided into some that select and some that calibrate: "
@@ -255,6 +258,30 @@ def _select(
         report = {**chosen.report, **selected.report}
         chosen = _Chosen(selected.score, selected.calibration, report, warnings, count)
     return chosen, [part.part(~own) for part, own in masks if not bool(own.all())]
+
+
+def _spared(mask: Tensor, labels: Sequence[Any], known: Tensor, needed: int) -> Tensor:
+    """Take rows back until every group that has as many targets as are needed keeps as many.
+
+    Which rows does not depend on what is known of them, so that groups stay exchangeable with new
+    rows.
+
+    >>> _spared(torch.tensor([True, False, True, True]), [0, 0, 1, 1], torch.ones(4, 1) > 0, 2)
+    tensor([False, False, False, False])
+    """
+    mask, known = mask.clone(), known.flatten(1) if known.dim() > 1 else known[:, None]
+    every = known.all(dim=1, keepdim=True)
+    known = (every if bool(every.all()) else torch.cat([known, every], dim=1)).long().cpu()
+    places: dict[Any, list[int]] = {}
+    for place, label in enumerate(labels):
+        places.setdefault(label, []).append(place)
+    for group in map(torch.tensor, places.values()):
+        all_known, aside = known[group].sum(dim=0), group[mask[group]]
+        missed = needed - (all_known - known[aside].sum(dim=0))
+        missed[all_known < needed] = 0
+        back = torch.cat([missed[None] * 0, known[aside].cumsum(dim=0)])
+        mask[aside[: int((back < missed).any(dim=1).sum())]] = False
+    return mask
 
 
 class Table:

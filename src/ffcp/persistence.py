@@ -33,7 +33,7 @@ from ffcp.description import (
 from ffcp.locks import WriterLock
 from ffcp.network.features import resolve
 from ffcp.network.model import Identity, checked_autocast, fingerprint
-from ffcp.notebooks import ShownAsText
+from ffcp.notebooks import ShownAsTable, ShownAsText
 
 Self = TypeVar("Self", bound="Persistent")
 _PARTS = ("score.", "calibration.")  # of a state_dict, besides the model
@@ -322,7 +322,12 @@ class Persistent(ShownAsText, Stateful, Described):
         head += f", {aside:,} more selected and do not calibrate" if aside else ""
         parameters = sum(weight.numel() for weight in self.model.parameters())
         parts = {"model": f"{type(self.model).__name__}, {parameters:,} parameters"}
-        parts |= {name: shown(one) for name, one in self.comparable().items() if one}
+        chosen = [one for one in self._state.report.values() if isinstance(one, ShownAsTable)]
+        for one in chosen:
+            parts["method"] = one.ranking().above[0]
+        left_out = ("learned", "score") if chosen else ("learned",)  # a hash; what was chosen
+        compared = self.comparable().items()
+        parts |= {name: shown(one) for name, one in compared if one and name not in left_out}
         lines = [f"{name}: {said}" for name, said in parts.items()]
         return "\n  ".join([f"{type(self).__name__}: {head}", *lines])
 

@@ -265,7 +265,8 @@ def _draw(
     for depth, level in enumerate(by_width):
         ends = np.clip(lower[level], low, high), np.clip(upper[level], low, high)
         label = _level_label(levels[level], depth, len(levels))
-        colour = _shade(depth, len(levels))
+        thin = not is_line  # bars are thin, so none is as light as the lightest area
+        colour = _shade(depth + thin, len(levels) + thin)
         if is_line:
             spans = [x[order], *(end[order] for end in ends)]
             ax.fill_between(*spans, color=colour, lw=0, label=label)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -42,6 +42,7 @@ from ffcp.network.hidden_weights import refuse_unusable
 from ffcp.network.model import Identity, autocast, fingerprint
 from ffcp.network.model_output import Output, picking
 from ffcp.persistence import Persistent
+from ffcp.progress import progress
 from ffcp.warnings import warn
 
 __all__ = ["Predictor", "steady"]
@@ -200,7 +201,9 @@ class Predictor(Persistent):
             )
             looks = self._looks(update)
             batches = self.batches(x, y, groups, read, weights=weights)
-            result = calibrate(score, calibration, batches, looks, settings, rank_error)
+            with progress(inputs.expected_rows(x, y), "calibrating", "rows") as step:
+                counted = _counted(batches, step)
+                result = calibrate(score, calibration, counted, looks, settings, rank_error)
             counts = looks.finish(result)
             if not identity.is_that_of(self.model):
                 raise RuntimeError(
@@ -460,3 +463,9 @@ class Predictor(Persistent):
             "torch.compile(model) if the model is large, or export(path, example) for a server. "
             "In a compiled function, call torch.compiler.disable(predictor.forward)"
         )
+
+
+def _counted(batches: Iterator[Batch], step: Callable[[int], object]) -> Iterator[Batch]:
+    for batch in batches:
+        yield batch
+        step(len(batch.y))

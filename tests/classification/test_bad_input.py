@@ -123,7 +123,7 @@ def test_outputs_that_are_no_logits(model: nn.Module, message: str, gradient: di
         ({"seed": 0.5}, ValueError, "seed"),
         ({"batch_size": 0}, ValueError, "batch_size"),
         ({"gradient": "logit"}, ValueError, "gradient"),
-        ({"gradient": "feature"}, ValueError, "feature="),
+        ({"gradient": "feature"}, ValueError, "feature"),
         ({"gradient": "feature", "feature": "6x"}, ValueError, "6x"),
         ({"gradient": "feature", "feature": "output"}, ValueError, "gradient"),
         ({"feature": "0"}, ValueError, "gradient"),

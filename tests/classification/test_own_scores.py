@@ -165,7 +165,7 @@ def test_what_is_no_score() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"gradient": "feature"}, "feature="),
+        ({"gradient": "feature"}, "feature"),
         ({"feature": "0"}, "gradient"),
         ({"gradient": "feature", "feature": "output"}, "layer"),
         ({"gradient": "logit"}, "gradient"),

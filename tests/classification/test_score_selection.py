@@ -33,7 +33,9 @@ def test_the_smallest_sets_are_taken_and_the_choice_is_shown() -> None:
     assert (choice.rows, len(predictor.calibration)) == (300, 1200)
     assert choice.score.startswith("RAPS")
     assert choice.trials[choice.score] == min(choice.trials.values())
-    assert choice.score in str(choice).splitlines()[0]
+    assert str(choice).startswith("RAPS: as APS, with a penalty on large sets, chosen by mean size")
+    (marked,) = (line for line in str(choice).splitlines() if line.startswith("> RAPS"))
+    assert marked.endswith(f"{choice.trials[choice.score]:.4g}")
 
 
 def test_where_rows_tell_no_difference_plain_lac_is_taken() -> None:

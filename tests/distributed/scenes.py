@@ -35,6 +35,10 @@ def far_from_zero(seen: ffcp.BatchOutput) -> Tensor:
     return 0.3 + seen.x[:, 0].abs()
 
 
+def sides(x: Tensor) -> Tensor:
+    return x[:, :2] > 0
+
+
 def pixels() -> PixelSets:
     torch.manual_seed(3)
     return PixelSets(nn.Conv2d(2, 3, 1))
@@ -72,6 +76,15 @@ METHODS: dict[str, tuple[Callable[[], Any], Tensor, dict[str, Any]]] = {
         LABELS, {},
     ),
     "risk": (lambda: ffcp.RiskControl(small_mlp(outputs=3)), TWO[:, [0, 1, 0]] > 0, {}),
+    "VennAbers": (lambda: ffcp.VennAbers(small_mlp(outputs=3)), LABELS, {}),
+    "two classes": (lambda: ffcp.VennAbers(small_mlp(outputs=2)), LABELS % 2, {}),
+    "conditional": (
+        lambda: ffcp.CP(small_mlp(), calibration=ffcp.calibrations.Conditional(sides)), Y, {},
+    ),
+    "directions": (
+        lambda: ffcp.CP(small_mlp(), calibration=ffcp.calibrations.Conditional("0")), Y, {},
+    ),
+    "ellipsoid": (lambda: ffcp.CP(small_mlp(outputs=2), joint="ellipsoid"), TWO, {}),
 }  # fmt: skip
 
 

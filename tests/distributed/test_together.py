@@ -26,6 +26,7 @@ from tests.distributed import scenes
 from tests.distributed.scenes import GROUPS, METHODS, UNEVEN, X, Y
 
 SELECTING = ["choice", "Learned", "FFLCP", "LCP", "shift", "RAPS tuned", "Auto"]
+SELECTING += ["directions", "ellipsoid"]
 ROOT = Path(__file__).parents[2]
 FAILS = {  # a word of the message
     "broken": "OSError",
@@ -90,7 +91,11 @@ def test_all_ranks_end_with_the_same_calibration_to_the_last_bit(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["CP", "two outputs", "groups", "weights", "FCP", "by class", "risk"]
+    "name",
+    [
+        *("CP", "two outputs", "groups", "weights", "FCP", "by class", "risk"),
+        *("VennAbers", "two classes", "conditional"),
+    ],
 )
 def test_scores_are_those_of_one_process(played: list[dict[str, Any]], name: str) -> None:
     make, y, more = METHODS[name]
@@ -252,7 +257,7 @@ def alone(tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("alone")
-@pytest.mark.parametrize("name", ["CP", "groups", "weights", "choice", "RAPS", "LCP"])
+@pytest.mark.parametrize("name", ["CP", "groups", "weights", "choice", "RAPS", "LCP", "VennAbers"])
 def test_a_group_of_one_gives_what_calibrate_does(name: str) -> None:
     make, y, more = METHODS[name]
     here = {"seed": 1} if name == "RAPS" else {}

@@ -18,12 +18,12 @@ from tests.docs.pages import DOCS, PAGES, ROOT
 
 ROOMS = Path(ffcp.__file__).parent
 TASKS = (
-    *("regression", "quantiles", "label_sets", "segmentation"),
-    *("tables", "groups", "conditional", "shift", "forecasts", "deploy", "scale"),
+    *("regression", "quantiles", "classification", "segmentation"),
+    *("tables", "groups", "conditional", "shift", "online", "forecasts", "deploy", "scale"),
     *("risk", "probabilities", "selection"),
 )
-INTEGRATIONS = ("sklearn", "huggingface", "lightning", "service", "mlflow")
-PROMISE = ["What is promised", "When not to use it"]
+INTEGRATIONS = ("sklearn", "huggingface", "lightning", "service", "mlflow", "drift")
+GUARANTEE = ["Guarantee", "When not to use it"]
 PICTURES = sorted((DOCS / "pictures").glob("*.png"))
 
 
@@ -79,13 +79,13 @@ def test_pictures_are_small_and_each_is_shown() -> None:
 def test_task_pages_have_their_form() -> None:
     for name in TASKS:
         heads = re.findall(r"^## (.+)$", (DOCS / f"{name}.md").read_text(), re.M)
-        assert heads[:4] == ["Ten lines", "Picture", *PROMISE], name
+        assert heads[:4] == ["Quick start", "Example", *GUARANTEE], name
 
 
 def test_pages_of_integrations_have_theirs() -> None:
     for name in INTEGRATIONS:
         heads = re.findall(r"^## (.+)$", (DOCS / f"{name}.md").read_text(), re.M)
-        assert heads[:3] == ["Ten lines", *PROMISE], name
+        assert heads[:3] == ["Quick start", *GUARANTEE], name
 
 
 @pytest.fixture(scope="module")

@@ -41,7 +41,7 @@ def test_fits_whose_data_does_not_change_alarm_as_rarely_as_stated(
 
     def noted(fitted: tables.FittedTable, *given: Any) -> float:
         chances.append(still_covers(fitted, *given))
-        set_aside.append(fitted.about.rows["choose the method"])
+        set_aside.append(fitted.about.rows["method selection"])
         return chances[-1]
 
     monkeypatch.setattr(tables.FittedTable, "still_covers", noted)

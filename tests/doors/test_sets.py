@@ -166,7 +166,7 @@ def test_ffcp_fit_and_predict_cover_new_rows_through_files(new: float, tmp_path:
 @pytest.mark.parametrize("new", [0.0, 0.03])
 def test_ffcp_fit_covers_new_rows_of_every_group(new: float, tmp_path: Path) -> None:
     pytest.importorskip("tabm")
-    door, groups = Commands(tmp_path), 16  # in so short a time no more rows calibrate
+    door, groups = Commands(tmp_path), 100
     x, y = words(groups * 100, 0, new)
     fitted = door.fit(x, y, 0, "--group", "g", g=np.arange(len(x)) % groups)
     assert fitted.predictor.choice.rows > 0

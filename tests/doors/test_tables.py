@@ -88,13 +88,13 @@ class Door:
         for row in range(3):
             alone = predicted(folder, new[row : row + 1], self.place / f"one{self.ending}")
             assert np.allclose(alone, bands[row : row + 1], rtol=1e-4, atol=1e-4)
-        for name in ENDS:  # an end without limit is infinite, or empty; trees have steps
+        for name in ENDS:  # an end without limit is infinite, or an empty cell
             finite = bands[name][np.isfinite(bands[name])]
-            assert finite.nunique() >= 0.5 * len(finite)
+            assert finite.nunique() >= 0.9 * len(finite)
         inside = (bands["lower"].fillna(-np.inf) <= new["y"]) & (
             new["y"] <= bands["upper"].fillna(np.inf)
         )
-        assert bands["prediction"].nunique() > 0.5 * len(bands)
+        assert bands["prediction"].nunique() > 0.9 * len(bands)
         self.results.append((tables.load(folder), new, inside.to_numpy()))
 
     def z(self, kind: str | None = None) -> float:

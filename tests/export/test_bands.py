@@ -6,6 +6,7 @@ import json
 from fractions import Fraction
 from typing import Any
 
+import onnx
 import onnxruntime
 import pytest
 import torch
@@ -50,6 +51,29 @@ def test_exported_ffcp_holds_the_librarys_band_and_covers(tmp_path):
             session.run(None, {"x": wrong.numpy()})
     silent = session.run(None, {"x": torch.full((2, 5), torch.nan).numpy()})
     assert all(bool(torch.from_numpy(end).isnan().all()) for end in silent)
+
+
+@pytest.mark.long
+def test_the_axis_of_rows_is_called_batch(tmp_path):
+    model, x, y = material(200)
+    ffcp.FFCP(model, "0").calibrate(x, y[:, 0]).export(tmp_path / "band.onnx", x[:50])
+    session = onnxruntime.InferenceSession(tmp_path / "band.onnx")
+    assert [one.shape for one in session.get_inputs()] == [["batch", 5]]
+    assert [one.shape for one in session.get_outputs()] == 3 * [["batch"]]
+
+
+@pytest.mark.long
+def test_what_is_learned_is_in_the_file_once_for_all_levels(tmp_path):
+    model, x, y = material(400)
+    predictor = ffcp.Learned(model, learner="network", nested="grown", seed=0).calibrate(x, y[:, 0])
+    nodes = []
+    for alphas in ((0.1,), (0.1, 0.2, 0.3)):
+        predictor.export(tmp_path / "band.onnx", x[:50], alphas=alphas)
+        nodes.append(len(onnx.load(tmp_path / "band.onnx").graph.node))
+    assert nodes[1] < 1.5 * nodes[0]
+    made = run_here(tmp_path / "band.onnx", {"x": x[:9]})
+    for alpha in (0.1, 0.2, 0.3):
+        holds(made, predictor.predict_interval(x[:9], alpha), f"_{alpha}")
 
 
 @pytest.mark.long

@@ -7,7 +7,7 @@ import torch
 
 import ffcp
 from ffcp.batch import BatchOutput, traced
-from ffcp.export.steps import Outward, near
+from ffcp.export.steps import Outward, rounding_share
 from ffcp.network.jacobian.norms import wide
 from ffcp.regression.scaled_score import ScaledScore
 
@@ -35,7 +35,7 @@ def test_ends_lie_outside_of_the_librarys_and_hardly_farther(dtype, side, base):
         with traced():
             # The least that is allowed for: see checking.rounding_of_intervals.
             least = torch.tensor(4 * torch.finfo(dtype).tiny, dtype=dtype)
-            larger = threshold + threshold.abs() * near(dtype)
+            larger = threshold + threshold.abs() * rounding_share(dtype)
             ends = Outward(bands).region(seen, larger)
             lower, upper = ((ends[0] - least).to(dtype), (ends[1] + least).to(dtype))
         assert bool((lower <= known[0]).all())

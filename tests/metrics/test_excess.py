@@ -149,7 +149,7 @@ def test_what_cannot_be_measured_is_refused() -> None:
     with pytest.raises(ValueError, match="joint=True"):
         metrics.excess_risk(box, y, x)
     assert metrics.excess_risk(box, y, x, joint=True).rows == 20
-    with pytest.raises(ValueError, match="2 to 20 folds"):
+    with pytest.raises(ValueError, match="folds"):
         metrics.excess_risk(box, y, x, joint=True, folds=21)
 
 

@@ -63,6 +63,14 @@ def test_an_activation_may_come_last(last: nn.Module) -> None:
     torch.testing.assert_close(norms["0"], by_graph(model, x, ["0"], 2)["0"])
 
 
+@pytest.mark.parametrize("names", [["4"], ["0", "5"]])
+def test_the_last_layer_may_be_a_feature(names: list[str]) -> None:
+    model, x = network(nn.ReLU()), torch.randn(9, 5)
+    _, norms = ffcp.gradient_norms(model, x, features=names)
+    for name, expected in by_graph(model, x, names, 2).items():
+        torch.testing.assert_close(norms[name], expected)
+
+
 class _Doubled(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         return 2 * super().forward(x)

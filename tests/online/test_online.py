@@ -63,11 +63,11 @@ def played(
     for row in range(repeat * len(moves)):
         move, late, comes = moves[row % len(moves)]
         delay = max(delay, len(waiting))
-        asked = control.ask()
+        applied = control.next_threshold()
         if stands:
-            asked = control.asked([record_remotely(row, level) for level in control.levels()])
+            applied = control.applied([record_remotely(row, level) for level in control.levels()])
         if comes:
-            waiting.append((row + late, score_of(move, asked.threshold, row), asked))
+            waiting.append((row + late, score_of(move, applied.threshold, row), applied))
         due = [one for one in waiting if one[0] <= row]
         waiting = [one for one in waiting if one[0] > row]
         for _, score, then in sorted(due, key=lambda one: -one[1]):  # not as they were predicted
@@ -101,13 +101,13 @@ def test_pid_covers_any_sequence_at_its_constant(
 def test_the_constants_are_not_idle() -> None:
     control = Aci(Fraction(1, 10), Window(20, 1.0, [1.0] * 20), Fraction(1, 100))
     for _ in range(900):  # never missed, until the level is 1
-        control.learn(0.0, control.ask())
+        control.learn(0.0, control.next_threshold())
     assert control.misses == 0
     assert 0.98 * control.bound(0) < control.alpha <= control.bound(0)
     stubborn = Pid(Fraction(1, 10), Window(20, 1.0, [1.0] * 20), 0.5)
     for _ in range(3000):
-        asked = stubborn.ask()
-        stubborn.learn(math.inf if asked.threshold < math.inf else 0.0, asked)
+        applied = stubborn.next_threshold()
+        stubborn.learn(math.inf if applied.threshold < math.inf else 0.0, applied)
     assert stubborn.excess > 0.9 * stubborn.limit
 
 
@@ -121,26 +121,26 @@ def test_dtaci_is_as_good_as_its_best_step_size(seed: int, kind: str, stands: bo
     alpha, k = 0.1, len(control.gammas)
     own, squares, experts = 0.0, 0.0, np.zeros(k)
     for row in range(horizon):
-        asked = control.ask()
+        applied = control.next_threshold()
         moved = {"steady": 0.0, "jumps": float(row > 100), "drift": row / 100}[kind]
         score = float(random.random() + moved)
         beta = past.largest_level(score)
         if stands:  # thresholds in proportion to what differs from row to row
             size = 0.5 + float(random.random())
             reached = [size * past.quantile(level) for level in control.levels()]
-            asked, exact = control.asked(reached), past.largest_level(score / size)
-            score_at, beta = score, asked.beta(score)
+            applied, exact = control.applied(reached), past.largest_level(score / size)
+            score_at, beta = score, applied.beta(score)
             # Each step size misses as at the exact level, and beta lies next to it.
-            assert [level > beta for level in asked.levels] == [
+            assert [level > beta for level in applied.levels] == [
                 score_at > threshold for threshold in reached[1:]
             ]
-            assert not any(beta < level < exact for level in asked.levels)
-        losses = np.array([pinball(beta, level, alpha) for level in asked.levels])
+            assert not any(beta < level < exact for level in applied.levels)
+        losses = np.array([pinball(beta, level, alpha) for level in applied.levels])
         weights = np.array(control.weights)
-        own += pinball(beta, float(weights @ np.array(asked.levels)), alpha)
+        own += pinball(beta, float(weights @ np.array(applied.levels)), alpha)
         squares += float(weights @ losses**2)
         experts += losses
-        control.learn(score, asked)
+        control.learn(score, applied)
     most = (math.log(k / control.sigma) + 2 * control.sigma * horizon) / control.eta
     assert own <= experts.min() + most + control.eta * squares
 

@@ -394,7 +394,7 @@ def test_two_outputs_are_drawn_as_ellipses() -> None:
         (lambda m: ffcp.Auto(m, joint="ellipsoid"), "use CP, FFCP"),
         (lambda m: ffcp.Learned(m, joint="ellipsoid"), "use CP, FFCP"),
         (lambda m: ffcp.FCP(m, "0", joint="ellipsoid"), "use CP, FFCP"),
-        (lambda m: ffcp.CP(m, joint="ellipse"), "joint='ellipse'"),
+        (lambda m: ffcp.CP(m, joint="ellipse"), "ellipse"),
     ],
 )
 def test_what_has_no_ellipsoid_is_refused(make: Any, message: str) -> None:

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import ffcp
 from tests.conftest import normal, small_mlp
-from tests.rows import seen_by
+from tests.rows import watched_inputs
 
 ROWS, CHECKED = 240, 8  # rows of the data, and those that the row check looks at
 Y = normal(ROWS, seed=1)
@@ -60,7 +60,7 @@ def passes(model: nn.Module) -> Iterator[Tensor]:
     def count(x: Tensor) -> None:
         times.add_(torch.bincount(x[:, 3].long(), minlength=ROWS))
 
-    with seen_by(count, model):
+    with watched_inputs(count, model):
         yield times
 
 
@@ -78,8 +78,7 @@ def test_calibrating_passes_every_row_once(name: str, data: str) -> None:
             predictor.calibrate(X, y)
     # Of many outputs the gradients at narrow layers are pushed through the model, layer by layer.
     assert set(times[CHECKED:].tolist()) <= ({1, 6} if name == MANY else {1})
-    # Row check, search for layers; Auto looks for the last hidden layer once more.
-    assert int(times[:CHECKED].max()) <= {MANY: 14, "Auto": 10}.get(name, 9)
+    assert int(times[:CHECKED].max()) <= (14 if name == MANY else 9)  # row check, search for layers
 
 
 @pytest.mark.long

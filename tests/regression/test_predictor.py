@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import ffcp
 from tests.conftest import normal, small_mlp
-from tests.rows import seen_by
+from tests.rows import watched_inputs
 
 X, Y, NEW = normal(200, 4, seed=0), normal(200, seed=1), normal(50, 4, seed=2)
 
@@ -214,7 +214,7 @@ def test_the_graph_of_a_batch_is_freed_before_the_next(mlp: nn.Module) -> None:
             held.add(self)
 
     with (
-        seen_by(lambda _: at_start.append(len(held)), mlp),
+        watched_inputs(lambda _: at_start.append(len(held)), mlp),
         torch.autograd.graph.saved_tensors_hooks(Held, lambda kept: kept.tensor),
     ):
         predictor.predict_interval(X)

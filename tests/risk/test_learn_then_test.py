@@ -261,7 +261,7 @@ def test_where_nothing_is_certified_nothing_is_returned() -> None:
     x, y = answers(40)
     risk = control().calibrate(x, y)
     assert len(risk.certified(0.01).levels) == 0
-    with pytest.raises(RuntimeError, match="nothing is returned"):
+    with pytest.raises(RuntimeError, match="alpha"):
         risk.predict_set(x, 0.01)
 
 
@@ -311,7 +311,7 @@ def test_what_cannot_be_tested_is_refused() -> None:
         control(correction="holm")
     with pytest.raises(ValueError, match="pac"):
         control(pac=1.5)
-    with pytest.raises(ValueError, match="no loss"):
+    with pytest.raises(ValueError, match="loss"):
         ffcp.RiskControl(nn.Identity(), [], pac=PAC)
     with pytest.raises(ValueError, match="levels"):
         control(grid=[0.5, 0.5])
@@ -322,7 +322,7 @@ def test_what_cannot_be_tested_is_refused() -> None:
         half.calibrate(x, y)
     with pytest.raises(ValueError, match="class"):
         control().calibrate(x, y[:, None])
-    with pytest.raises(ValueError, match="2 values for 1"):
+    with pytest.raises(ValueError, match="alpha"):
         control().calibrate(x, y).certified((0.1, 0.2))
     with pytest.raises(RuntimeError, match="pac"):
         ffcp.RiskControl(nn.Identity()).calibrate(x, x > 0).certified()

@@ -370,7 +370,7 @@ def test_scores_beyond_the_grid_give_all_labels_and_a_warning() -> None:
         model[0].bias.fill_(-1e6)
     y = torch.full_like(Y, 2 if model[2].bias.argmax() != 2 else 1)
     predictor = PixelSets(model, "0", floor=1e-9).calibrate(X, y)
-    with pytest.warns(ffcp.FFCPWarning, match="grid"):
+    with pytest.warns(ffcp.FFCPWarning, match="floor"):
         assert predictor.predict_set(X, 0.1).mask.all()
     assert PixelSets(model, "0").calibrate(X, y).calibration.risk_bin(0.1) < BINS - 1
 

@@ -60,7 +60,7 @@ def test_a_few_words_among_numbers_are_missing() -> None:
 
 def test_a_column_that_counts_the_rows_is_left_out() -> None:
     rows = np.sort(np.random.default_rng(0).permutation(1000)[:500])  # some of all rows train
-    assert learned(a=rows).why == "counts the rows"
+    assert learned(a=rows).why == "row numbers"
     assert learned(a=np.random.default_rng(0).permutation(500)).kind == "number"
 
 
@@ -188,5 +188,5 @@ def test_long_cells_are_quoted_by_their_beginning() -> None:
 
 
 def test_a_long_group_is_quoted_by_its_beginning(labelled: tables.FittedTable) -> None:
-    reasons = labelled.predicted(new(2).assign(town="word " * 200_000)).bands["reason"]
+    reasons = labelled.predicted(new(2).assign(town="word " * 200_000)).columns["reason"]
     assert reasons.str.len().between(20, 150).all()

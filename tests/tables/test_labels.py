@@ -56,7 +56,7 @@ def test_a_test_row_of_another_label_is_missed_by_sets_that_cannot_hold_it(
 
 
 def test_where_too_many_are_new_every_set_holds_all_and_another(many: tables.FittedTable) -> None:
-    sets = many.predicted(houses(20).drop(columns="price")).bands
+    sets = many.predicted(houses(20).drop(columns="price")).columns
     for cell in sets["labels"]:
         assert sorted(evaluation.labels_of(cell)) == ["another label", "cheap", "dear"]
     assert set(sets["prediction"]) <= {"cheap", "dear"}
@@ -97,7 +97,7 @@ def test_the_score_is_chosen_at_the_level_of_the_fit_and_said() -> None:
     fitted = quick_fit(kinds([]), "kind", alpha=0.2)
     assert fitted.predictor.choice.alpha == 0.2
     assert fitted.predictor.choice.rows == 30
-    assert "chosen by mean size of sets on 30 rows" in fitted.about.method
+    assert "on 30 rows" in fitted.about.method
 
 
 def test_too_few_rows_to_choose_the_score_are_said() -> None:
@@ -105,4 +105,4 @@ def test_too_few_rows_to_choose_the_score_are_said() -> None:
     frame["kind"] = np.where(frame.pop("price") > 350, "dear", "cheap")
     fitted = quick_fit(frame, "kind")
     assert len(fitted.predictor.calibration) == 25
-    assert "without a choice" in fitted.about.method
+    assert "not selected" in fitted.about.method

@@ -20,7 +20,7 @@ pytest.importorskip("pandas")
 pytest.importorskip("tabm")
 import pandas as pd
 
-from ffcp.tables import cells, columns, splitting, table_io
+from ffcp.tables import cells, columns, fit, splitting, table_io
 
 MINUTES = 0.02
 READING, FITTING, FOLDS = 1.25, 3.5, 6.0  # times reading, and fitting a small table; in folds
@@ -74,6 +74,17 @@ def test_a_fit_takes_no_longer_than_reading_and_a_few_small_fits(
     table_io.read(path)
     reading = time.process_time() - begin
     assert seconds_of_fit(path) < READING * reading + times * small
+
+
+def test_a_short_time_leaves_every_group_the_rows_that_alpha_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    frame = table(6_000, 3, "numbers")
+    frame["g"] = np.where(np.arange(6_000) % 50 == 0, "rare", "often")  # 120 of 6,000
+    monkeypatch.setattr(splitting, "_PREPARED", 1e3)  # a long table would allow no more
+    fitted = fit(frame, "y", group="g", minutes=0.0005, seed=3)
+    assert sum(fitted.about.rows.values()) < 1_000
+    assert fitted.predictor.calibration.groups["rare"] >= 9
 
 
 def test_rows_that_are_prepared_and_passed_grow_with_the_time() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("pandas")
 from ffcp import tables
+from ffcp.notebooks import number
 from ffcp.tables import report
 from tests.tables.material import houses, quick_fit
 
@@ -23,6 +24,15 @@ def test_the_page_says_what_was_measured_and_loads_nothing(fitted: tables.Fitted
     assert "a different word in every row" in page
     assert not re.search(r"https?://|src=|<link|<script|@import|url\(", page)
     assert page.count("<circle") > 100  # the truths of the picture, and the curve
+
+
+def test_methods_are_compared_in_the_units_of_the_target(fitted: tables.FittedTable) -> None:
+    choice, unit = fitted.predictor.choice, fitted.about.scale
+    assert unit > 2
+    for trial in choice.trials.values():
+        for value in (trial.score, trial.length):
+            assert number(unit * value) in fitted.about.method
+            assert f">{number(unit * value)}<" in fitted.report
 
 
 @pytest.mark.parametrize(
@@ -42,7 +52,7 @@ def test_the_page_says_whether_coverage_depends_on_the_row(
 
 def test_the_page_of_label_sets_names_the_labels(labelled: tables.FittedTable) -> None:
     assert labelled.report is not None
-    assert "How many labels" in labelled.report
+    assert "Number of labels" in labelled.report
     assert "<title>Label sets of kind" in labelled.report
     assert "By group" in labelled.report
 
@@ -50,7 +60,7 @@ def test_the_page_of_label_sets_names_the_labels(labelled: tables.FittedTable) -
 @pytest.mark.heavy
 def test_the_page_of_few_rows_says_that_none_are_tested(few: tables.FittedTable) -> None:
     assert few.report is not None
-    assert "All 18 rows train and calibrate" in few.report
+    assert "All 18 rows are used for training and calibration" in few.report
     assert few.report.count("Training:") == 1
     assert "18 networks" in few.report
 
@@ -81,6 +91,8 @@ def test_a_browser_shows_it_narrow_and_wide_light_and_dark(
     page.goto(path.as_uri())
     assert asked == [path.as_uri()]
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+    picture = page.locator("svg").bounding_box()  # which fits, and so need not scroll
+    assert picture["x"] + picture["width"] <= width
     back = page.evaluate("getComputedStyle(document.body).backgroundColor")
     light = sum(map(int, re.findall(r"\d+", back)[:3])) > 380
     assert light == (scheme == "light")

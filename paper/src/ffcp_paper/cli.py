@@ -8,37 +8,30 @@ from typing import Annotated
 import torch
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
 import ffcp
 import ffcp_paper
-from ffcp_paper import (
-    datalist,
-    datasets,
-    fetch,
-    figures,
-    logits,
-    render,
-    segments,
-    segshow,
-    streams,
-    vision,
-)
-from ffcp_paper import groups as worst_groups
-from ffcp_paper import labels as label_sets
-from ffcp_paper import report as page
 from ffcp_paper import reproduce as reproduction
-from ffcp_paper.console import print_table
-from ffcp_paper.core import KERNELS
-from ffcp_paper.data import MissingDataError
-from ffcp_paper.download import FetchError
-from ffcp_paper.networks import mlp
+from ffcp_paper.console import print_table, progress_bar
+from ffcp_paper.data import datasets, fetch, inventory
+from ffcp_paper.data.download import FetchError
+from ffcp_paper.data.files import MissingDataError
+from ffcp_paper.experiments import group_coverage as worst_groups
+from ffcp_paper.experiments import logits, segmentation, streams
+from ffcp_paper.experiments import prediction_sets as label_sets
+from ffcp_paper.ffcp_internals import KERNELS
+from ffcp_paper.figures import paper_figures, segmentation_maps
+from ffcp_paper.networks import pretrained
+from ffcp_paper.networks.regression import mlp
+from ffcp_paper.page import report as page
+from ffcp_paper.tables import render
 
 app = typer.Typer(
-    help="""The paper on Fast Feature Conformal Prediction: its tables and figures, made again.
+    help="""The paper on Fast Feature Conformal Prediction: its tables and figures, reproduced.
 
     **ffcp-paper reproduce --quick** tries all of it in a minute or two. Data files are looked for
-    in the folder that FFCP_DATA names; **ffcp-paper data** says which are there.""",
+    in the folder that FFCP_DATA names; **ffcp-paper data** lists which are present.""",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -71,13 +64,12 @@ def groups(
     seeds: Annotated[int, typer.Option(min=1, help="Number of splits and networks.")] = 1,
     kernel: Annotated[str, typer.Option(help=f"One of {', '.join(KERNELS)}.")] = "nearest",
     on: Annotated[
-        str,
-        typer.Option(help="Where distances are taken: prediction, input, or a layer 0, 3, 6."),
+        str, typer.Option(help="Space of the distances: prediction, input, or a layer 0, 3, 6.")
     ] = "prediction",
     guarantee: Annotated[
         str, typer.Option(help="Of the localized methods: marginal, random or none.")
     ] = "marginal",
-    alpha: Annotated[float, typer.Option(help="Share of misses allowed.")] = 0.1,
+    alpha: Annotated[float, typer.Option(help="Miscoverage level.")] = 0.1,
     epochs: Annotated[int, typer.Option(min=1, help="Most training epochs.")] = 1000,
 ) -> None:
     """Compare the worst group's coverage of CP, FFCP, LCP and FFLCP on real data.
@@ -90,7 +82,7 @@ def groups(
     torch.set_num_threads(1)  # layers this small only lose time by being divided
     chosen = _present(console, names or list(worst_groups.NAMES))
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    with progress_bar(console, *columns) as progress:
         whole = progress.add_task("all runs", total=len(chosen) * seeds)
         for name in chosen:
             results = []
@@ -110,12 +102,18 @@ def groups(
             _print_groups(console, name, results)
 
 
+def _check_alpha(alpha: float) -> None:
+    if not 0 < alpha < 1:
+        raise typer.BadParameter(
+            f"must lie strictly between 0 and 1, got {alpha}", param_hint="--alpha"
+        )
+
+
 def _group_settings(
     kernel: str, on: str, guarantee: str, alpha: float, epochs: int
 ) -> worst_groups.Settings:
-    """Refuse what would fail only after the training."""
-    if not 0 < alpha < 1:
-        raise typer.BadParameter(f"{alpha} does not lie between 0 and 1", param_hint="--alpha")
+    """Return the settings; raise on those that would fail only after the training."""
+    _check_alpha(alpha)
     try:
         ffcp.LCP(mlp(1), ffcp.kernels.Localizer(kernel, on), guarantee=guarantee)
     except ValueError as error:
@@ -124,7 +122,7 @@ def _group_settings(
 
 
 def _present(console: Console, names: list[str]) -> list[str]:
-    """Say what is missing of the data sets asked for; return the others."""
+    """Return the data sets whose files are present; print what the others need."""
     unknown = [name for name in names if name not in datasets.DATASETS]
     if unknown:
         listed = ", ".join(datasets.DATASETS)
@@ -154,28 +152,29 @@ def _print_groups(console: Console, name: str, results: list[list[worst_groups.R
 def labels(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help=f"Networks, by default all: {', '.join(vision.NETWORKS)}; or digits."),
+        typer.Argument(
+            help=f"Networks, by default all: {', '.join(pretrained.NETWORKS)}; or digits."
+        ),
     ] = None,
     splits: Annotated[
-        int, typer.Option(min=1, help="Random divisions into calibration and test.")
+        int, typer.Option(min=1, help="Random splits into calibration and test.")
     ] = 20,
-    alpha: Annotated[float, typer.Option(help="Share of misses allowed.")] = 0.1,
+    alpha: Annotated[float, typer.Option(help="Miscoverage level.")] = 0.1,
 ) -> None:
     """Compare RAPS with FFRAPS on pretrained networks and real images.
 
     Logits and results are kept: a second call, or one after an interruption, computes only what
     is missing. Without the images, a small network on scikit-learn's digits is the example.
     """
-    if not 0 < alpha < 1:
-        raise typer.BadParameter(f"{alpha} does not lie between 0 and 1", param_hint="--alpha")
+    _check_alpha(alpha)
     console = Console()
-    chosen = _networks(console, names or list(vision.NETWORKS))
+    chosen = _networks(console, names or list(pretrained.NETWORKS))
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    with progress_bar(console, *columns) as progress:
         whole = progress.add_task("all networks", total=len(chosen))
         for name in chosen:
             task = progress.add_task(f"images through {name}", total=None)
-            result = label_sets.answers(
+            result = label_sets.outputs(
                 name,
                 lambda done, total, task=task: progress.update(  # type: ignore[misc]
                     task, completed=done, total=total
@@ -195,32 +194,32 @@ def labels(
 
 
 def _networks(console: Console, names: list[str]) -> list[str]:
-    """Say what is missing of the networks asked for; return the others, or the digits."""
-    known = [*vision.NETWORKS, label_sets.DIGITS]
+    """Return the networks whose files are present, or the digits; print what the others need."""
+    known = [*pretrained.NETWORKS, label_sets.DIGITS]
     unknown = [name for name in names if name not in known]
     if unknown:
         raise typer.BadParameter(f"unknown network {unknown[0]!r}: choose from {', '.join(known)}")
-    present, told = [], set()
+    present, messages = [], set()
     for name in dict.fromkeys(names):
-        missing = [] if name == label_sets.DIGITS else logits.missing(vision.NETWORKS[name])
+        missing = [] if name == label_sets.DIGITS else logits.missing(pretrained.NETWORKS[name])
         if not missing:
             present.append(name)
         for file in missing:
             try:
                 file.require()
             except MissingDataError as error:
-                if str(error) not in told:
+                if str(error) not in messages:
                     console.print(str(error), highlight=False, soft_wrap=True, markup=False)
-                told.add(str(error))
+                messages.add(str(error))
     if not present:
-        console.print("\nSo here is the example that needs no data.", highlight=False)
+        console.print("\nShowing the example that needs no data.", highlight=False)
         return [label_sets.DIGITS]
     return present
 
 
 def _print_labels(
     console: Console,
-    result: label_sets.Answers,
+    result: label_sets.Outputs,
     results: list[list[label_sets.Result]],
     alpha: float,
 ) -> None:
@@ -232,8 +231,8 @@ def _print_labels(
     print_table(console, label_sets.COLUMNS, label_sets.tabulate(results))
     if result.top1 > 1 - alpha:
         console.print(
-            "Top-1 is above 1 - alpha, so that one label is nearly always enough: a smaller "
-            "--alpha tells more.",
+            "Top-1 is above 1 - alpha: one label is nearly always enough. Compare with a smaller "
+            "--alpha.",
             highlight=False,
         )
 
@@ -242,52 +241,53 @@ def _print_labels(
 def segment(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help=f"Networks, of {', '.join(segments.EXPERIMENTS)}. [default: shapes]"),
+        typer.Argument(
+            help=f"Networks, of {', '.join(segmentation.EXPERIMENTS)}. [default: shapes]"
+        ),
     ] = None,
-    alpha: Annotated[float, typer.Option(help="Share of misses allowed.")] = 0.1,
-    seed: Annotated[int, typer.Option(help="Of the division into calibration and test.")] = 0,
+    alpha: Annotated[float, typer.Option(help="Miscoverage level.")] = 0.1,
+    seed: Annotated[int, typer.Option(help="Seed of the split into calibration and test.")] = 0,
     images: Annotated[int, typer.Option(min=1, max=20, help="Images in the picture.")] = 3,
     out: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("."),
 ) -> None:
-    """Put bands around every pixel and class of segmented images: CP, FCP and FFCP.
+    """Compare bands for every pixel and class of segmented images: CP, FCP and FFCP.
 
     shapes needs no data and takes about two minutes. camvid trains a network on road scenes first
-    (at most 25 minutes, once); deeplab is a network trained on other roads. Both need data files.
+    (at most 25 minutes, once); deeplab was trained on other roads. Both need data files.
 
     Prints coverage, band length on object boundaries and inside, seconds, and the label sets of
     every pixel; draws image, label, prediction and the maps of band length. What is finished is
     kept: a second call, or one after an interruption, computes only what is missing.
     """
-    if not 0 < alpha < 1:
-        raise typer.BadParameter(f"{alpha} does not lie between 0 and 1", param_hint="--alpha")
+    _check_alpha(alpha)
     if not out.is_dir():
         raise typer.BadParameter(f"there is no folder {out}", param_hint="--out")
     console = Console()
     for name in _segmentations(console, names or ["shapes"]):
         with console.status(f"{name}: starting") as status:
-            result = segments.run(
+            result = segmentation.run(
                 name,
                 alpha=alpha,
                 seed=seed,
                 drawn=images,
                 progress=lambda line, name=name: status.update(f"{name}: {line}"),  # type: ignore[misc]
             )
-        segshow.report(console, result)
+        segmentation_maps.report(console, result)
         place = out / f"ffcp_segment_{name}.png"
-        segshow.picture(result).savefig(place, dpi=130)
+        segmentation_maps.picture(result).savefig(place, dpi=130)
         console.print(f"Picture: {place}", highlight=False, soft_wrap=True)
 
 
 def _segmentations(console: Console, names: list[str]) -> list[str]:
-    """Say which files are missing for the networks asked for; return the others."""
-    known = segments.EXPERIMENTS
+    """Return the networks whose files are present; print what the others need."""
+    known = segmentation.EXPERIMENTS
     unknown = [name for name in names if name not in known]
     if unknown:
         raise typer.BadParameter(f"unknown network {unknown[0]!r}: choose from {', '.join(known)}")
     present = []
     for name in dict.fromkeys(names):
         try:
-            for file in segments.FILES[name]:
+            for file in segmentation.FILES[name]:
                 file.require()
         except MissingDataError as error:
             console.print(f"{name}: {error}", highlight=False, soft_wrap=True, markup=False)
@@ -303,19 +303,20 @@ def _segmentations(console: Console, names: list[str]) -> list[str]:
 def stream(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help=f"Series, of {', '.join(streams.NAMES)}. [default: those at hand]"),
+        typer.Argument(
+            help=f"Series, of {', '.join(streams.NAMES)}. [default: those whose files are present]"
+        ),
     ] = None,
-    alpha: Annotated[float, typer.Option(help="Share of misses allowed.")] = 0.1,
-    seed: Annotated[int, typer.Option(help="Of the network and of what is drawn.")] = 0,
+    alpha: Annotated[float, typer.Option(help="Miscoverage level.")] = 0.1,
+    seed: Annotated[int, typer.Option(help="Seed of the network and of synthetic data.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder for the picture.")] = Path("."),
 ) -> None:
-    """Follow series in the order of time: CP, FFCP and ffcp.Online, and when Monitor warns.
+    """Run CP, FFCP and ffcp.Online on time series, and report when ffcp.Monitor warns.
 
-    break is drawn, with two breaks, and needs no data; bike are rentals by the hour. Prints
+    break is synthetic, with two change points, and needs no data; bike are hourly rentals. Prints
     coverage, and draws it over time. Takes about a minute.
     """
-    if not 0 < alpha < 1:
-        raise typer.BadParameter(f"{alpha} does not lie between 0 and 1", param_hint="--alpha")
+    _check_alpha(alpha)
     if not out.is_dir():
         raise typer.BadParameter(f"there is no folder {out}", param_hint="--out")
     unknown = [name for name in names or () if name not in streams.NAMES]
@@ -337,12 +338,12 @@ def stream(
             )
         result = results[-1]
         columns = ["method", "coverage", f"worst {streams.LOCAL} rows", "median length", "infinite"]
-        console.print(f"{name}, {len(result.followed['CP'].hits)} rows", highlight=False)
+        console.print(f"{name}, {len(result.tracked['CP'].hits)} rows", highlight=False)
         print_table(console, columns, streams.rows_of(result))
         alarms = ", ".join(f"{k} {v}" for k, v in result.alarms.items() if v is not None)
         console.print(f"Monitor, first alarm at row: {alarms or 'none'}", highlight=False)
-        told = ", ".join(f"{k} {v:.2f}" for k, v in result.novelty.items())
-        console.print(f"Moved rows against calibration, area under ROC: {told}", highlight=False)
+        areas = ", ".join(f"{k} {v:.2f}" for k, v in result.novelty.items())
+        console.print(f"Drifted rows against calibration, area under ROC: {areas}", highlight=False)
     if results:
         place = out / "ffcp_stream.png"
         streams.picture(results).savefig(place, dpi=130)
@@ -375,13 +376,13 @@ def reproduce(
     try:
         reproduction.check_names(names or [])
         for name in names or []:
-            for file in figures.missing(name):
+            for file in paper_figures.missing(name):
                 file.require()
     except (ValueError, MissingDataError) as error:
         raise typer.BadParameter(str(error)) from error
     console = Console()
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    with progress_bar(console, *columns) as progress:
         task = progress.add_task("starting", total=None)
         reproduction.run(
             names or (),
@@ -427,9 +428,9 @@ def data(context: typer.Context) -> None:
     if context.invoked_subcommand:
         return
     console = Console()
-    entries = datalist.entries()
-    print_table(console, datalist.COLUMNS, datalist.tabulate(entries))
-    for line in datalist.advice(entries):
+    entries = inventory.entries()
+    print_table(console, inventory.COLUMNS, inventory.tabulate(entries))
+    for line in inventory.advice(entries):
         console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
@@ -456,7 +457,7 @@ def data_fetch(
         if terms:
             console.print(f"{name}: terms of use at {terms}", highlight=False, soft_wrap=True)
         columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=console, transient=True) as progress:
+        with progress_bar(console, *columns) as progress:
             task = progress.add_task(f"fetching {name}", total=None)
             try:
                 places = fetch.fetch(

@@ -1,8 +1,7 @@
-"""The paper from beginning to end: train, measure, compare, write.
+"""Reproduction of the paper: train, measure, compare with the printed numbers, write.
 
-:func:`run` makes tables and figures one after the other and writes each when it is finished. All
-that takes time is kept in the cache, so a run that was stopped goes on where it was, and a second
-run only writes.
+:func:`run` makes tables and figures one after the other and writes each when it is finished.
+Results are cached, so an interrupted run resumes, and a second run only writes.
 """
 
 from __future__ import annotations
@@ -20,23 +19,26 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ffcp_paper import experiments, figures, render, tables
-from ffcp_paper.core import put
-from ffcp_paper.experiments import Study
-from ffcp_paper.works import (
+from ffcp_paper.experiments import studies
+from ffcp_paper.experiments.studies import Study
+from ffcp_paper.experiments.tasks import (
     QUICK,
-    Collected,
-    LabelWork,
+    ClassificationTask,
+    RegressionTask,
+    Results,
     Settings,
+    Task,
     Training,
-    Work,
 )
+from ffcp_paper.ffcp_internals import put
+from ffcp_paper.figures import paper_figures
+from ffcp_paper.tables import paper_tables, render
 
-Progress = Callable[[float, float, str], None]  # done, total, and what is being done
+Progress = Callable[[float, float, str], None]  # done, total, and a description
 
 
 def settings_for(seeds: int | None = None, quick: bool = False) -> Settings:
-    """Say how much is computed: the paper's protocol, or a quick run through everything.
+    """Return the settings of the paper's protocol, or of a quick run.
 
     >>> settings_for().seeds, settings_for(quick=True).seeds, settings_for(3).seeds
     (5, 2, 3)
@@ -62,20 +64,19 @@ def run(
     Parameters
     ----------
     names
-        Which, of :data:`NAMES`; all that the data at hand allow if empty.
+        Some of :data:`NAMES`; all that the present data allow if empty.
     seeds
-        How many; 5 as in the paper, or 2 if quick, if not given.
+        Number of seeds; by default 5 as in the paper, or 2 if quick.
     quick
-        Few rows, epochs and data sets: a check that everything works, within 3 minutes.
+        Few rows, epochs and data sets: a check of all steps, within 3 minutes.
     out
         The folder to write to: ``tables/NAME`` in five formats, ``figures/NAME`` in three,
         ``results.jsonl`` with the results of every seed, and ``settings.json``. Tables and
-        figures that the same settings made there before stay listed.
+        figures that the same settings have written there before stay listed.
     progress
-        Called with what is done and what there is in total, in rough seconds, and with what is
-        being done.
+        Called with the estimated seconds done and in total, and a description.
     settings
-        How much is computed, in place of ``seeds`` and ``quick``.
+        Size of the run, instead of ``seeds`` and ``quick``.
     finished
         Called with each table when it is written.
 
@@ -87,63 +88,65 @@ def run(
     Raises
     ------
     ValueError
-        If a name is unknown or there are no seeds.
+        If a name is unknown or the number of seeds is not positive.
 
     Examples
     --------
-    >>> made = run(["regression_bands"], out="somewhere")  # doctest: +SKIP
-    >>> made[0]["verdict"]["text"]  # doctest: +SKIP
+    >>> written = run(["regression_bands"], out="somewhere")  # doctest: +SKIP
+    >>> written[0]["verdict"]["text"]  # doctest: +SKIP
     'The claim holds in 8 of 14 rows (FFCP, best on test: 4 of 7; FFCP, auto: 4 of 7).'
     """
     check_names(names)
     chosen = settings_for(seeds, quick) if settings is None else settings
-    wanted = names or (*tables.NAMES, *figures.at_hand(chosen))
-    plan = _plan([name for name in tables.NAMES if name in wanted], chosen)
-    pictures = [name for name in figures.FIGURES if name in wanted]
+    wanted = names or (*paper_tables.NAMES, *paper_figures.available_figures(chosen))
+    plan = _plan([name for name in paper_tables.NAMES if name in wanted], chosen)
+    pictures = [name for name in paper_figures.FIGURES if name in wanted]
     costs = [cost for listed in plan.values() for _, cost in listed]
-    bar = _Bar(progress, sum(costs) + sum(map(figures.cost, pictures)))
-    runner = _Runner(chosen, bar, [work for listed in plan.values() for work, _ in listed])
+    bar = _Bar(progress, sum(costs) + sum(map(paper_figures.cost, pictures)))
+    runner = _Runner(chosen, bar, [task for listed in plan.values() for task, _ in listed])
     log = _Log(Path(out), _command(names, seeds, quick), chosen, quick)
-    made: list[render.Table] = []
+    written: list[render.Table] = []
     for name, listed in plan.items():
-        for work, cost in listed:
-            runner.do(work, cost)
+        for task, cost in listed:
+            runner.run(task, cost)
             log.save(runner.result)
-        table = tables.build(name, runner.result, chosen)
+        table = paper_tables.build(name, runner.result, chosen)
         render.write(table, Path(out))
-        made.append(table)
+        written.append(table)
         log.add("tables", name)
         log.save(runner.result)
         finished(table)
     for name in pictures:
-        bar.start(figures.cost(name))
-        figures.write([name], out, chosen, lambda done, total, text: bar.say(done / total, text))
+        bar.start(paper_figures.cost(name))
+        paper_figures.write(
+            [name], out, chosen, lambda done, total, text: bar.update(done / total, text)
+        )
         bar.end(name)
         log.add("figures", name)
         log.save(runner.result)
-    return made
+    return written
 
 
-#: The tables and figures that can be made.
-NAMES = (*tables.NAMES, *figures.FIGURES)
+#: All tables and figures.
+NAMES = (*paper_tables.NAMES, *paper_figures.FIGURES)
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Refuse a name that is neither a table nor a figure.
+    """Raise on a name that is neither a table nor a figure.
 
     >>> check_names(["regression_bands", "overview"])
     """
     unknown = [name for name in names if name not in NAMES]
     if unknown:
         listed = ", ".join(NAMES)
-        raise ValueError(f"there is no table or figure {unknown[0]!r}: choose from {listed}")
+        raise ValueError(f"unknown table or figure {unknown[0]!r}: choose from {listed}")
 
 
 class _Log:
-    """Writes what a run was and the results of every seed, as far as it has come.
+    """Writes the settings of a run and the results of every seed so far.
 
-    What an earlier call with as many seeds made in the same folder stays listed, with the time
-    that it took: a run that was stopped and started again is one run.
+    Output of an earlier call with as many seeds in the same folder stays listed, with its time:
+    a run that was interrupted and resumed is one run.
     """
 
     def __init__(self, out: Path, command: str, settings: Settings, quick: bool) -> None:
@@ -160,16 +163,16 @@ class _Log:
             "figures": [],
             "earlier": [],
         }
-        self._results: dict[str, Any] = {}  # by whose they are, as JSON
-        before = _before(out)
-        if all(before.get(key) == self._about[key] for key in ("seeds", "quick")):
-            self._continue(before)
+        self._results: dict[str, Any] = {}  # by what identifies them, as JSON
+        previous = _previous(out)
+        if all(previous.get(key) == self._about[key] for key in ("seeds", "quick")):
+            self._continue(previous)
 
-    def _continue(self, before: dict[str, Any]) -> None:
-        call = {key: before[key] for key in ("command", "started", "seconds")}
-        self._about["earlier"] = [*before.get("earlier", []), call]
+    def _continue(self, previous: dict[str, Any]) -> None:
+        call = {key: previous[key] for key in ("command", "started", "seconds")}
+        self._about["earlier"] = [*previous.get("earlier", []), call]
         for kind in ("tables", "figures"):
-            self._about[kind] = list(before[kind])
+            self._about[kind] = list(previous[kind])
         results = self._out / "results.jsonl"
         if results.is_file():
             self._keep(map(json.loads, results.read_text(encoding="utf-8").splitlines()))
@@ -178,12 +181,12 @@ class _Log:
         self._results.update((json.dumps(one["of"]), one) for one in records)
 
     def add(self, kind: str, name: str) -> None:
-        """Note that a table or a figure is made."""
-        every = tables.NAMES if kind == "tables" else tuple(figures.FIGURES)
+        """Record that a table or a figure is finished."""
+        every = paper_tables.NAMES if kind == "tables" else tuple(paper_figures.FIGURES)
         self._about[kind] = [one for one in every if one in (*self._about[kind], name)]
 
-    def save(self, result: Collected) -> None:
-        """Write all that is found so far."""
+    def save(self, result: Results) -> None:
+        """Write all results so far."""
         self._about["seconds"] = round(time.monotonic() - self._clock, 1)
         self._keep(result.records())
         lines = "".join(f"{json.dumps(one)}\n" for one in self._results.values())
@@ -191,8 +194,8 @@ class _Log:
         put(self._out / "settings.json", (json.dumps(self._about, indent=1) + "\n").encode())
 
 
-def _before(out: Path) -> dict[str, Any]:
-    """Read what an earlier call wrote; nothing if there is none, or another file of that name."""
+def _previous(out: Path) -> dict[str, Any]:
+    """Return the settings that an earlier call wrote; empty if there are none."""
     try:
         result = json.loads((out / "settings.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -201,29 +204,27 @@ def _before(out: Path) -> dict[str, Any]:
     return result if isinstance(result, dict) and all(key in result for key in wanted) else {}
 
 
-def _plan(
-    names: Sequence[str], settings: Settings
-) -> dict[str, list[tuple[Work | LabelWork, float]]]:
-    """List the work for each table, and guess its seconds.
+def _plan(names: Sequence[str], settings: Settings) -> dict[str, list[tuple[Task, float]]]:
+    """Return the tasks of each table with their estimated seconds.
 
-    The first work on a data set that needs a kind of training has all of that kind done.
+    The first task on a data set that needs a kind of training does all trainings of that kind.
     """
-    listed = {name: tables.works(name, settings) for name in names}
+    listed = {name: paper_tables.tasks(name, settings) for name in names}
     trainings: dict[tuple[str, str], set[Training]] = {}
-    for work in itertools.chain.from_iterable(listed.values()):
-        if isinstance(work, Work):
-            trainings.setdefault((work.data, work.training.kind), set()).add(work.training)
+    for task in itertools.chain.from_iterable(listed.values()):
+        if isinstance(task, RegressionTask):
+            trainings.setdefault((task.data, task.training.kind), set()).add(task.training)
 
-    def cost(work: Work | LabelWork) -> float:
-        if isinstance(work, LabelWork):
-            return work.cost
-        return work.cost(settings, len(trainings.pop((work.data, work.training.kind), ())))
+    def cost(task: Task) -> float:
+        if isinstance(task, ClassificationTask):
+            return task.cost
+        return task.cost(settings, len(trainings.pop((task.data, task.training.kind), ())))
 
-    return {name: [(work, cost(work)) for work in works] for name, works in listed.items()}
+    return {name: [(task, cost(task)) for task in tasks] for name, tasks in listed.items()}
 
 
 class _Bar:
-    """Adds up what is done, of pieces of work that differ in size."""
+    """Adds up the progress of tasks that differ in size."""
 
     def __init__(self, progress: Progress, total: float) -> None:
         self._progress, self._total = progress, total
@@ -232,8 +233,8 @@ class _Bar:
     def start(self, cost: float) -> None:
         self._cost, self._share = cost, 0.0
 
-    def say(self, share: float, text: str) -> None:
-        """Tell how far a piece of work is; it never goes back."""
+    def update(self, share: float, text: str) -> None:
+        """Report the progress of a task; it never decreases."""
         self._share = max(self._share, min(1.0, share))
         self._progress(self._done + self._share * self._cost, self._total, text)
 
@@ -244,41 +245,39 @@ class _Bar:
 
 
 class _Runner:
-    """Does pieces of work, with one data set in memory at a time."""
+    """Runs tasks, with one data set in memory at a time."""
 
-    def __init__(
-        self, settings: Settings, bar: _Bar, coming: Sequence[Work | LabelWork] = ()
-    ) -> None:
-        self.result = Collected()
+    def __init__(self, settings: Settings, bar: _Bar, planned: Sequence[Task] = ()) -> None:
+        self.result = Results()
         self._settings, self._bar = settings, bar
-        self._coming = [work for work in coming if isinstance(work, Work)]
+        self._planned = [task for task in planned if isinstance(task, RegressionTask)]
         self._studies: dict[str, Study] = {}
 
-    def do(self, work: Work | LabelWork, cost: float) -> None:
+    def run(self, task: Task, cost: float) -> None:
         self._bar.start(cost)
-        if isinstance(work, LabelWork):
-            experiments.collect_labels(work, self._settings, self.result, self._bar.say)
-            self._bar.end(work.network)
+        if isinstance(task, ClassificationTask):
+            studies.collect_labels(task, self._settings, self.result, self._bar.update)
+            self._bar.end(task.network)
             return
-        study = self._study(work.data)
-        study.collect(work, self.result)
-        self._bar.end(work.data)
+        study = self._study(task.data)
+        study.collect(task, self.result)
+        self._bar.end(task.data)
 
     def _study(self, data: str) -> Study:
         if data not in self._studies:
-            coming = [work.training for work in self._coming if work.data == data]
-            self._studies[data] = Study(data, self._settings, self._bar.say, coming)
+            planned = [task.training for task in self._planned if task.data == data]
+            self._studies[data] = Study(data, self._settings, self._bar.update, planned)
         for other, study in self._studies.items():
             if other != data:
                 study.release()
         return self._studies[data]
 
 
-# -- what a run was ----------------------------------------------------------------------------
+# -- description of a run ----------------------------------------------------------------------
 
 
 def _command(names: Sequence[str], seeds: int | None, quick: bool) -> str:
-    """Give the command of a run, without its folder, which says nothing about the results."""
+    """Return the command of a run, without its output folder."""
     parts = ["ffcp-paper", "reproduce", *names]
     parts += [] if seeds is None else ["--seeds", str(seeds)]
     parts += ["--quick"] if quick else []
@@ -305,7 +304,7 @@ def _machine() -> dict[str, Any]:
 
 
 def _processor() -> str:
-    """Name the processor; only Linux tells more than its family."""
+    """Return the name of the processor; only Linux gives more than its family."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -4,9 +4,9 @@ A head is read once into a list of nodes (`trace`). Every node follows one of th
 rules: an affine map, a sum of earlier nodes, or an elementwise activation. `ibp`
 pushes intervals forward through that list; `crown` pulls linear functions back.
 A new layer needs one small function that returns its rule, and a line in the table of
-`ffcp.bounds.rules`. A module of your own can bound itself, for `ibp` alone: give it a method
-``bounds(lower, upper)`` that returns elementwise bounds on its output, given such bounds on its
-input.
+`ffcp.bounds.rules`. A user-defined module can bound itself, for `ibp` only: give it a method
+``bounds(lower, upper)`` that takes elementwise bounds on its input and returns elementwise bounds
+on its output.
 """
 
 from ffcp.bounds.crown import crown

@@ -1,4 +1,4 @@
-"""One ball per row: what the user gives, checked, and worked on a few rows at a time."""
+"""Balls around rows: validation of the arguments, and work on a few rows at a time."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Ball(NamedTuple):
 
 
 def checked_ball(center: Tensor, radius: float | Tensor, norm: float | str) -> Ball:
-    """Check what the user gave, and name the value or row that is wrong."""
+    """Return a validated ball; an error names the value or row that is wrong."""
     if float(norm) not in (math.inf, 2.0):
-        raise ValueError(f"norm is {norm!r}; use math.inf or 2")
+        raise ValueError(f"'norm' must be math.inf or 2, got {norm!r}")
     if center.ndim == 0 or not center.is_floating_point():
         raise ValueError(f"center: expected floating-point rows, got {center.dtype} {center.shape}")
     if not math.isfinite(center.sum()):
@@ -36,7 +36,9 @@ def checked_ball(center: Tensor, radius: float | Tensor, norm: float | str) -> B
             raise ValueError(f"center is not finite in row {int(bad.nonzero()[0])}")
     radii = torch.as_tensor(radius).to(center)
     if radii.ndim > 0 and radii.shape != center.shape[:1]:
-        raise ValueError(f"radius {tuple(radii.shape)}, expected one per row: {len(center)}")
+        raise ValueError(
+            f"'radius' has shape {tuple(radii.shape)}, expected one radius per row: {len(center)}"
+        )
     radii = radii.expand(len(center))
     bad = ~(radii >= 0)  # NaN too
     if bad.any():

@@ -1,4 +1,4 @@
-"""CROWN: linear functions are pulled back from the outputs of a head to the ball."""
+"""CROWN: bounds of a head by linear functions, propagated back from its outputs to the ball."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def crown(
     radius : float or Tensor
         One radius for all rows, or a tensor of shape (n,). May be 0; a row with an infinite
         radius gets the bounds of `ibp`.
-    norm : float
+    norm : float, default=math.inf
         ``math.inf`` or 2.
 
     Returns
@@ -77,7 +77,7 @@ def _flat(A: Tensor) -> Tensor:
 
 
 def _dot(A: Tensor, x: Tensor) -> Tensor:
-    """Inner products of coefficients (n or 1, specs, ...) and values (n or 1, ...)."""
+    """Return inner products of coefficients (n or 1, specs, ...) and values (n or 1, ...)."""
     A = _flat(A)
     x = x.reshape(len(x), A.shape[2])
     if len(A) == 1:
@@ -95,7 +95,7 @@ def _lower_bound(
     target: int,
     specs: Tensor,
 ) -> Tensor:
-    """Lower bounds, (n or 1, specs), of the inner products of specs with a node's value.
+    """Return lower bounds, (n or 1, specs), of the inner products of specs with a node's value.
 
     Walks from the target to the input and keeps: product >= sum over pending nodes of
     A . node + constant. The A of a node that is used twice add up before it is passed, which
@@ -139,7 +139,7 @@ def _lower_bound(
     A = pending[0]
     constant = constant + _dot(A, ball.center)
     flat = _flat(A)
-    # In place, for A has done its work.
+    # In place: A is not used again.
     dual = flat.norm(dim=-1) if ball.norm == 2 else flat.abs_().sum(-1)
     return constant - ball.radius.unsqueeze(1) * dual
 
@@ -152,7 +152,10 @@ def _tighten(
     target: int,
     specs: int,
 ) -> Bounds:
-    """CROWN bounds of a node, `specs` coordinates at a time; the output's within its box."""
+    """Return CROWN bounds of a node, computed for `specs` coordinates at a time.
+
+    Bounds of the output are intersected with its box.
+    """
     box = boxes[target]
     shape = box.lower.shape
     size = shape[1:].numel()
@@ -169,23 +172,23 @@ def _tighten(
     bound = torch.cat(parts, dim=2)
     lower, upper = bound[:, 0].reshape(shape), -bound[:, 1].reshape(shape)
     if target != head.output:
-        # Not intersected: the linear functions behind these lines run over this very range, and
-        # lines drawn for a smaller one would let a larger ball have smaller bounds.
+        # Not intersected: the linear functions that follow are evaluated on exactly this range,
+        # and lines for a smaller one could give a larger ball smaller bounds.
         known = lower.isfinite() & upper.isfinite()
         lower, upper = lower.where(known, box.lower), upper.where(known, box.upper)
         return Bounds(lower, torch.maximum(lower, upper))
-    # fmax and fmin pass over a NaN, which is what an infinite radius leaves of a linear
-    # bound: such a row keeps its box. Rounding may push a bound past the other end.
+    # fmax and fmin ignore NaN, which an infinite radius makes of a linear bound: the row then
+    # keeps its box. Rounding may push a bound past the other end.
     lower = torch.fmin(torch.fmax(lower, box.lower), box.upper)
     upper = torch.fmax(torch.fmin(upper, box.upper), lower)
     return Bounds(lower, upper)
 
 
 def _loose(head: Head, norm: float) -> list[bool]:
-    """For every node, whether its IBP box can be larger than its range.
+    """Return, for every node, whether its IBP box can be larger than its range.
 
     Boxes are exact as long as the coordinates vary independently of each other, and after
-    one affine map of such coordinates, or of the ball. CROWN has nothing to add there.
+    one affine map of independent coordinates, or of the ball. CROWN cannot improve on them.
     """
     independent, exact, loose = range(3)
     states = [independent]
@@ -205,9 +208,9 @@ def _loose(head: Head, norm: float) -> list[bool]:
 
 
 def _portions(head: Head, sizes: Sequence[int], norm: float) -> tuple[int, dict[int, int]]:
-    """How many rows to work on at once, and of each node to tighten how many coordinates.
+    """Return the rows per step, and for each node to tighten the coordinates per step.
 
-    The nodes to tighten are the output and what enters activations, unless the box is exact.
+    The nodes to tighten are the output and the inputs of activations, unless the box is exact.
     """
     loose = _loose(head, norm)
     entering = [n.inputs[0] for n in head.nodes if isinstance(n.rule, Activation)]
@@ -221,8 +224,8 @@ def _portions(head: Head, sizes: Sequence[int], norm: float) -> tuple[int, dict[
 
 def _crown_rows(head: Head, ball: Ball, specs: Mapping[int, int]) -> Bounds:
     boxes = [box_of(value) for value in intervals(head, ball)]
-    still = ball._replace(radius=torch.zeros_like(ball.radius))
-    centers = [box_of(value).lower for value in intervals(head, still)]
+    point = ball._replace(radius=torch.zeros_like(ball.radius))
+    centers = [box_of(value).lower for value in intervals(head, point)]
     lines: dict[int, Lines] = {}
     todo = dict(specs)
 

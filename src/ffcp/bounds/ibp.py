@@ -1,4 +1,4 @@
-"""IBP: intervals are pushed forward through a head."""
+"""IBP: bounds of a head by interval arithmetic, propagated forward through its layers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def ibp(
         Centers of the balls, one per row: shape (n, ...).
     radius : float or Tensor
         One radius for all rows, or a tensor of shape (n,). May be 0 and may be infinite.
-    norm : float
+    norm : float, default=math.inf
         ``math.inf`` or 2.
 
     Returns
@@ -58,22 +58,22 @@ def ibp(
 
 
 def _affine_of_ball(rule: Affine, ball: Ball) -> Ball | Bounds:
-    """Exact bounds of an affine map over a ball: radius times the dual norm of each row of W."""
+    """Return exact bounds of an affine map over a ball: radius times the dual norms of W's rows."""
     middle = rule.apply(ball.center)
     if rule.reshapes:
         return ball._replace(center=middle)
     ones = ball.center.new_ones(1, *ball.center.shape[1:])
     l2 = ball.norm == 2
-    reach = rule.push(ones, torch.square).sqrt() if l2 else rule.push(ones, torch.abs)
-    spread = column(ball.radius, middle) * reach
+    dual = rule.push(ones, torch.square).sqrt() if l2 else rule.push(ones, torch.abs)
+    spread = column(ball.radius, middle) * dual
     if ball.radius.isinf().any():
-        # An output that does not depend on the input stays where it is, though inf * 0 is NaN.
-        spread = torch.where(reach > 0, spread, 0.0)
+        # The spread of an output that does not depend on the input is 0, though inf * 0 is NaN.
+        spread = torch.where(dual > 0, spread, 0.0)
     return Bounds(middle - spread, middle + spread)
 
 
 def _affine_of_box(rule: Affine, box: Bounds) -> Bounds:
-    """W c + b plus and minus |W| r, for the box's center c and radius r."""
+    """Return W c + b plus and minus |W| r, for the box's center c and radius r."""
     # A sum is the cheapest way to find an infinity or a NaN anywhere.
     radius = (box.upper - box.lower).mul_(0.5)
     if not math.isfinite(radius.sum()):
@@ -84,14 +84,14 @@ def _affine_of_box(rule: Affine, box: Bounds) -> Bounds:
 
 
 def _affine_of_unbounded(rule: Affine, box: Bounds) -> Bounds:
-    """As `_affine_of_box`, with the infinite ends counted apart from the finite ones."""
+    """Return the same as `_affine_of_box`, with infinite ends handled apart from finite ones."""
     ends = [torch.where(end.isinf(), 0.0, end) for end in box]
     middle = rule.apply((ends[0] + ends[1]) / 2)
     spread = rule.push((ends[1] - ends[0]) / 2, torch.abs)
     open_below, open_above = (end.isinf().to(end.dtype) for end in box)
 
     def reaches(positive: Tensor, negative: Tensor) -> Tensor:
-        """Whether an infinite end enters with the weights of the sign that lets it through."""
+        """Whether an infinite end has a weight of the sign that makes this bound infinite."""
         through = rule.push(positive, functional.relu) + rule.push(
             negative, lambda W: functional.relu(-W)
         )
@@ -110,8 +110,8 @@ def _sum_of(node: Node, rule: Sum, values: Sequence[Ball | Bounds]) -> Ball | Bo
     boxes = [box_of(value) for value in values]
     shapes = {tuple(box.lower.shape[1:]) for box in boxes}
     if len(shapes) > 1:
-        said = " and ".join(map(str, sorted(shapes)))
-        raise ValueError(f"{node.name!r} adds rows of shapes {said}, expected equal ones")
+        different = " and ".join(map(str, sorted(shapes)))
+        raise ValueError(f"{node.name!r} adds rows of shapes {different}, expected equal shapes")
     lower = torch.full_like(boxes[0].lower, rule.shift)
     upper = lower.clone()
     for scale, box in zip(rule.scales, boxes, strict=True):
@@ -124,7 +124,7 @@ def _sum_of(node: Node, rule: Sum, values: Sequence[Ball | Bounds]) -> Ball | Bo
 
 
 def intervals(head: Head, ball: Ball) -> list[Ball | Bounds]:
-    """Bounds of every node. The ball itself is carried on to the first affine map."""
+    """Return bounds of every node; the ball itself is kept up to the first affine map."""
     values: list[Ball | Bounds] = [ball]
     for node in head.nodes[1:]:
         inputs = [values[i] for i in node.inputs]
@@ -145,7 +145,7 @@ def intervals(head: Head, ball: Ball) -> list[Ball | Bounds]:
 
 
 def sizes_per_row(head: Head, ball: Ball) -> list[int]:
-    """How many values each node has per row, seen on a row of zeros."""
+    """Return how many values each node has per row, found on a row of zeros."""
     shape = ball.center.shape[1:]
     row = Ball(ball.center.new_zeros(1, *shape), ball.radius.new_zeros(1), ball.norm)
     return [box_of(value).lower.numel() for value in intervals(head, row)]

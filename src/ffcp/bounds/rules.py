@@ -1,4 +1,4 @@
-"""Rules by the kind of layer: one small function for each, and the table that finds them."""
+"""The rule of each kind of layer: one small function per kind, and the table of all of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.nn import functional
 
 
 class Bounds(NamedTuple):
-    """Elementwise lower and upper bounds, both in the shape of what they bound."""
+    """Elementwise lower and upper bounds, both in the shape of the bounded tensor."""
 
     lower: Tensor
     upper: Tensor
@@ -75,7 +75,7 @@ class Activation:
 
 @dataclass(frozen=True)
 class Own:
-    """A module that bounds itself, over boxes."""
+    """A module with its own ``bounds`` method, which takes boxes."""
 
     apply: Callable[[Tensor], Tensor]
     bounds: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -85,7 +85,7 @@ Rule = Affine | Sum | Activation | Own
 
 
 class UnsupportedError(Exception):
-    """Why a layer has no rule; `trace` adds its name and collects all of them."""
+    """The reason why a layer has no rule; `trace` collects them and adds the names."""
 
 
 # -- affine layers -----------------------------------------------------------------------------
@@ -112,7 +112,7 @@ def convolution(layer: nn.Conv1d | nn.Conv2d) -> Affine:
 
 
 def _pooling(layer: nn.Module, window: Callable[[torch.Size], int]) -> Affine:
-    """Average over so many numbers, given the shape of the input; each weight is one of them."""
+    """Return the rule of a mean; ``window`` is the number of values averaged, by input shape."""
 
     def push(x: Tensor, of: Callable[[Tensor], Tensor]) -> Tensor:
         size = window(x.shape)
@@ -195,7 +195,7 @@ def upsample(layer: nn.Upsample) -> Affine:
 def _along(
     layer: nn.Upsample, like: Tensor, size: int, wanted: int, factor: float | None
 ) -> Tensor:
-    """Weights (wanted, size) of the interpolation along one axis."""
+    """Return the weights (wanted, size) of the interpolation along one axis."""
     mode = "linear" if layer.mode == "bilinear" else layer.mode
     eye = torch.eye(size, dtype=like.dtype, device=like.device)[None]
     # The layer's own factor, if it has one, because rounding the size may have changed it.
@@ -210,14 +210,14 @@ def _along(
 
 
 def flatten(layer: nn.Flatten) -> Affine:
-    """Keep the numbers, change the shape."""
+    """Return the rule of a change of shape."""
     if layer.start_dim == 0:
         raise UnsupportedError("start_dim=0 mixes the rows of a batch")
     return Affine(apply=lambda x: layer(x), push=lambda x, of: layer(x), reshapes=True)
 
 
 def identity(layer: nn.Module) -> Sum:
-    """Do nothing, as dropout in eval mode."""
+    """Return the input unchanged, as dropout does in eval mode."""
     return Sum((1.0,))
 
 
@@ -250,10 +250,10 @@ def leaky_relu(layer: nn.ReLU | nn.LeakyReLU) -> Activation:
 def _chord(
     function: Callable[[Tensor], Tensor], low: Tensor, high: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Slope of the chord, and the intercepts that put it through either end.
+    """Return the slope of the chord, and the intercepts of the lines through either end.
 
     The intercepts differ by rounding only, but a rounded slope on a short interval can be
-    far off; whoever takes the safe one of the two is right with any slope.
+    far off; the safer of the two intercepts gives a valid bound with any slope.
     """
     at_low, at_high, width = function(low), function(high), high - low
     slope = torch.where(width > 0, (at_high - at_low) / width, 0.0)
@@ -266,7 +266,7 @@ def _sigmoid_upper(
     low: Tensor,
     high: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Line above an increasing function that is convex left of 0 and concave right of it."""
+    """Return a line above an increasing function, convex left of 0 and concave right of it."""
     at_low = function(low)
 
     def covers(touch: Tensor) -> Tensor:
@@ -274,8 +274,8 @@ def _sigmoid_upper(
         return function(touch) + derivative(touch) * (low - touch) >= at_low
 
     # A tangent at a point t >= 0 lies above the concave part. If it also lies above the left
-    # end it lies above the convex part. Look for the smallest such t: `right` always is one,
-    # if any is, however early the search stops.
+    # end it lies above the convex part. Bisect for the smallest t with this property: `right`
+    # always has it, if any point has, however early the search stops.
     left, right = low.clamp(min=0), high
     for _ in range(16):
         middle = (left + right) / 2
@@ -323,7 +323,7 @@ def sigmoid(layer: nn.Sigmoid) -> Activation:
 def _gate(
     function: Callable[[Tensor], Tensor], minimum: float, curvature: tuple[float, float]
 ) -> Activation:
-    """Rule for f(x) = x * s(x) with s(x) + s(-x) = 1: GELU and SiLU.
+    """Return the rule for f(x) = x * s(x) with s(x) + s(-x) = 1: GELU and SiLU.
 
     They fall to one minimum and rise after it. `curvature` encloses f'' everywhere.
     """
@@ -393,7 +393,7 @@ LAYERS: dict[type[nn.Module], Callable[[Any], Rule]] = {
 
 
 def rule_of(layer: nn.Module) -> Rule | None:
-    """Rule of a layer or of the layer it inherits its forward from, as parametrized ones do."""
+    """Return the rule of a layer, or of the class it inherits its forward from; None if unknown."""
     for kind in type(layer).__mro__:
         if kind in LAYERS and type(layer).forward is kind.forward:
             return LAYERS[kind](layer)

@@ -1,4 +1,4 @@
-"""Read a head once into a list of steps, each with its rule."""
+"""Read a head once into a list of nodes, each with its rule."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ _PRODUCTS = (operator.mul, operator.imul, torch.mul, "mul")
 
 
 def _combine(target: Callable[..., Any] | str, args: Sequence[Any]) -> tuple[Sum, list[fx.Node]]:
-    """Rule for a sum, difference or multiple, and the values that enter it."""
+    """Return the rule for a sum, difference or multiple, and its input values."""
     values = [arg for arg in args if isinstance(arg, fx.Node)]
     numbers = [arg for arg in args if isinstance(arg, int | float)]
     if target in _PRODUCTS:
@@ -91,7 +91,7 @@ class _OneLevel(fx.Tracer):
 
 
 class _Reader:
-    """Appends the steps of a module to a list, and keeps what it cannot bound for the error."""
+    """Appends the nodes of a module to a list, and collects what it cannot bound for the error."""
 
     def __init__(self) -> None:
         self.nodes = [Node(Sum(()), (), "input")]
@@ -103,7 +103,7 @@ class _Reader:
 
     def refuse(self, what: str, reason: object = "") -> int:
         self.problems.append(f"{what}: {reason}" if str(reason) else what)
-        return 0  # any position will do, the list is not going to be used
+        return 0  # any position: the list is not used after an error
 
     def module(self, module: nn.Module, name: str, inputs: Sequence[int]) -> int:
         what = f"layer {name!r} ({type(module).__name__})" if name else type(module).__name__
@@ -123,7 +123,7 @@ class _Reader:
                 assert child is not None
                 inputs = [self.module(child, _join(name, child_name), inputs)]
             return inputs[0]
-        # fx calls the layers of torch.nn leaves: what they compute is not to be looked into.
+        # fx treats the layers of torch.nn as leaves, whose forward is not traced.
         if fx.Tracer().is_leaf_module(module, name):
             return self.refuse(what)
         return self.graph(module, name, inputs, what)
@@ -131,7 +131,7 @@ class _Reader:
     def graph(self, module: nn.Module, name: str, inputs: Sequence[int], what: str) -> int:
         try:
             graph = _OneLevel().trace(module)
-        except Exception as reason:  # whatever a forward raises when it meets a symbol
+        except Exception as reason:  # a forward may raise anything when called with a symbol
             return self.refuse(what, f"torch.fx cannot trace it: {reason}")
         places: dict[fx.Node, int] = {}
         values = iter(inputs)
@@ -147,7 +147,7 @@ class _Reader:
                 return places[node.args[0]]
             else:
                 places[node] = self.call(module, name, node, places)
-        raise AssertionError("a graph of torch.fx ends in an output")
+        raise AssertionError("a torch.fx graph must end in an output node")
 
     def call(
         self, module: nn.Module, name: str, node: fx.Node, places: Mapping[fx.Node, int]
@@ -183,7 +183,7 @@ class _Reader:
         return self.module(same, path, [places[node.all_input_nodes[0]]])
 
     def check_inplace(self, output: int) -> None:
-        """Refuse an in-place layer whose input is used elsewhere: fx sees the old value there."""
+        """Refuse an in-place layer whose input is used elsewhere: fx has the old value there."""
         uses = [0] * len(self.nodes)
         for source in [output, *(i for node in self.nodes for i in node.inputs)]:
             uses[source] += 1
@@ -235,7 +235,7 @@ def trace(head: nn.Module) -> Head:
     """
     reader = _Reader()
     modes = [(module, module.training) for module in head.modules()]
-    head.eval()  # a forward may ask for self.training
+    head.eval()  # a forward may depend on self.training
     try:
         output = reader.module(head, "", [0])
     finally:

@@ -1,1 +1,1 @@
-"""Label sets for classifiers: scores of labels, their tuning, and the methods made of them."""
+"""Prediction sets of labels for classifiers: label scores, their tuning, and the methods."""

@@ -1,4 +1,4 @@
-"""The label scores that have a name: those of LAC, APS, RAPS and FFRAPS."""
+"""Constructors of the named label scores: LAC, APS, RAPS and FFRAPS."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from ffcp.classification.scores import APS, FFRAPS, LAC, RAPS, RuleScore
 
 
 def LACScore(temperature: float | str = 1.0) -> RuleScore:  # noqa: N802 - reads as a piece
-    """Make the score of LAC: one minus the label's probability.
+    """Return the score of LAC: one minus the label's probability.
 
     Parameters
     ----------
-    temperature
-        What logits are divided by; ``"fit"`` chooses it by likelihood on rows that then do not
-        calibrate.
+    temperature : float or str, default=1.0
+        Logits are divided by it; ``"fit"`` fits it by likelihood on rows set aside, which are not
+        used for calibration.
 
     Returns
     -------
@@ -35,15 +35,15 @@ def LACScore(temperature: float | str = 1.0) -> RuleScore:  # noqa: N802 - reads
 def APSScore(  # noqa: N802
     temperature: float | str = 1.0, *, randomized: bool = True
 ) -> RuleScore:
-    """Make the score of APS: the probabilities of all labels up to this one.
+    """Return the score of APS: the sum of the probabilities of all labels up to this one.
 
     Parameters
     ----------
-    temperature
+    temperature : float or str, default=1.0
         As in :func:`ffcp.scores.LAC`.
-    randomized
-        Count only a random share of the label's own probability. ``False`` draws shares only when
-        calibrating; sets hold every label that some share would let in.
+    randomized : bool, default=True
+        Count only a random share of the label's own probability. With ``False`` the share is
+        random in calibration only; sets hold every label that some share would include.
 
     Returns
     -------
@@ -71,23 +71,25 @@ def RAPSScore(  # noqa: N802
     randomized: bool = True,
     allow_empty: bool = False,
 ) -> RuleScore:
-    """Make the score of RAPS: that of APS with a price on ranks.
+    """Return the score of RAPS: that of APS plus a penalty on ranks.
 
     Parameters
     ----------
-    lam, kreg
-        A label of rank r, from 1, pays ``lam`` for every rank beyond ``kreg``: the score is that
-        of APS plus lam max(0, r - kreg). 0.01 and 5 where they are neither given nor tuned.
-    temperature
+    lam : float, default=None
+        Penalty for every rank beyond ``kreg``: the score of the label at rank r, counted from 1,
+        is that of APS plus lam max(0, r - kreg). 0.01 if neither given nor tuned.
+    kreg : int, default=None
+        How many ranks have no penalty. 5 if neither given nor tuned.
+    temperature : float or str, default=1.0
         As in :func:`ffcp.scores.LAC`.
-    tune
-        ``"size"`` or ``"coverage"``: those of ``lam`` and ``kreg`` that are left out are chosen on
-        rows that then do not calibrate, for small sets, or for equal coverage of sets of all
-        sizes.
-    randomized
+    tune : str, default=None
+        ``"size"`` or ``"coverage"``: those of ``lam`` and ``kreg`` that are left out are tuned on
+        rows set aside, which are not used for calibration, for small sets, or for equal coverage
+        of sets of all sizes.
+    randomized : bool, default=True
         As in :func:`ffcp.scores.APS`.
-    allow_empty
-        Whether sets may be empty when settings are compared.
+    allow_empty : bool, default=False
+        Whether sets may be empty when candidates are compared.
 
     Returns
     -------
@@ -120,18 +122,18 @@ def FFRAPSScore(  # noqa: N802
     randomized: bool = True,
     allow_empty: bool = False,
 ) -> RuleScore:
-    """Make the score of FFRAPS: that of RAPS with the size of the gradient in it.
+    """Return the score of FFRAPS: that of RAPS with a gradient norm added.
 
     Parameters
     ----------
-    delta
-        How much the gradient counts; 0 is RAPS. 0.01 where it is neither given nor tuned.
+    delta : float, default=None
+        Weight of the gradient norm; 0 is RAPS. 0.01 if neither given nor tuned.
     lam, kreg
         As in :func:`ffcp.scores.RAPS`.
-    gradient
-        ``"softmax"`` takes the gradient of each label's probability in the logits;
-        ``"feature"`` that of the most probable label's probability at a layer.
-    feature
+    gradient : str, default="softmax"
+        ``"softmax"`` takes the gradient of each label's probability with respect to the logits;
+        ``"feature"`` that of the most probable label's probability with respect to a layer.
+    feature : str, default=None
         The layer for ``gradient="feature"``, by its dotted name, or ``"input"``.
     temperature, tune, randomized, allow_empty
         As in :func:`ffcp.scores.RAPS`; ``tune`` also chooses ``delta``, if that is left out.
@@ -161,6 +163,6 @@ def FFRAPSScore(  # noqa: N802
 def _check_tuning(tune: str | None, **given: float | None) -> None:
     if tune and None not in given.values():
         raise ValueError(
-            f"tune={tune!r} has nothing to tune: leave out those of {', '.join(given)} that are "
-            "to be tuned"
+            f"'tune' is {tune!r}, but all of {', '.join(given)} are given: leave out those that "
+            "are to be tuned"
         )

@@ -1,4 +1,4 @@
-"""Names of classes: labels that are strings."""
+"""Class names: validation, and conversion of string labels to class numbers."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ OTHER = "another label"
 
 
 def checked_names(names: Sequence[str]) -> list[str]:
-    """Refuse names that cannot tell classes apart.
+    """Return the class names as a list of distinct strings.
 
     >>> checked_names(("cat", "dog"))
     ['cat', 'dog']
     """
     listed = list(names)
     if isinstance(names, str) or not all(isinstance(name, str) for name in listed):
-        raise TypeError(f"names must be a list with a string for each class, got {names!r}")
+        raise TypeError(f"'names' must be a list with one string per class, got {names!r}")
     if len(set(listed)) < len(listed):
         twice = next(name for name in listed if listed.count(name) > 1)
-        raise ValueError(f"two classes are named {twice!r}")
+        raise ValueError(f"'names' must be distinct: two classes are named {twice!r}")
     return [str(name) for name in listed]
 
 
 def label_tensor(y: Any, names: Sequence[str] | None, other_labels: bool = False) -> Tensor:
-    """Read labels: numbers as they are, strings by the place of their name.
+    """Return labels as class numbers: integers as they are, strings by their index in ``names``.
 
-    With ``other_labels`` a string that is not a name has the number behind the last.
+    With ``other_labels`` a string that is not in ``names`` has the number after the last.
 
     >>> label_tensor(["dog", "cat", "dog"], ["cat", "dog"])
     tensor([1, 0, 1])
@@ -48,8 +48,8 @@ def label_tensor(y: Any, names: Sequence[str] | None, other_labels: bool = False
         return arrays.target_tensor(y)
     if names is None:
         raise TypeError(
-            f"y must be numbers of classes, got strings such as {array[0]!r}: tell the predictor "
-            "the names of the classes, in the order of the model's outputs, by names=[...]"
+            f"'y' must hold class numbers, got strings like {str(array[0])!r}: pass names=[...] to "
+            "the predictor, the class names in the order of the model's outputs"
         )
     place = {name: number for number, name in enumerate(names)}
     for row, label in enumerate(array.tolist()):

@@ -1,23 +1,23 @@
-"""The rules of LAC, APS, RAPS and FFRAPS: how surprising each label is, and which are let in.
+"""The scores of LAC, APS, RAPS and FFRAPS, and the sets of labels below a threshold.
 
 With p = softmax(logits / temperature) every label j has a weight e_j, its probability or, for
-FFRAPS, a little more. Labels stand in the order of their weights, largest first, equal ones in the
-order of their logits, and equal logits by index. The label at rank r has the score
+FFRAPS, a little more. Labels are sorted by their weights, largest first, equal weights by their
+logits, and equal logits by index. The label at rank r has the score
 
     (weights of the labels before it) + share * e + lam * max(r - kreg, 0) + extra
 
 with share uniform in [0, 1) and the same for all labels of the row. LAC has the score 1 - p_j. A
 set holds the labels with a score of at most the threshold.
 
-All this is exact: weights are multiples of 2^-40, so that their sums, below 2^13, are the same
-in float64 in whatever order they are taken. The score of a label is then one number, whether it
-is worked out by comparing (calibration) or by sorting (prediction), in batches of any size; ties at
-the threshold, common where the softmax is saturated, stay ties.
+The arithmetic is exact: weights are multiples of 2^-40, so that their sums, below 2^13, are the
+same in float64 in any order of summation. The score of a label is then the same number, whether
+it is computed by comparing (calibration) or by sorting (prediction), in batches of any size; ties
+at the threshold, common where the softmax is saturated, stay ties.
 
-A label whose probability is lost in rounding has no weight. In place of it stands how far it lies
-below the smallest weight, in nats and as a negative number: it orders such labels, adds nothing to
-sums, and, where ranks are free of charge (APS, LAC), is what their scores exceed the others' by.
-Else all of them would have one score, and a threshold that lets one in would let all of them in.
+A label whose probability is lost in rounding has no weight. Instead its weight is a negative
+number: how far it lies below the smallest weight, in nats. It orders these labels, adds nothing to
+sums, and, where ranks have no penalty (APS, LAC), is added to their scores. Otherwise all of them
+would have the same score, and a threshold that includes one of them would include them all.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from ffcp.batch import is_traced
 SOFTMAX = "softmax"
 FEATURE = "feature"
 _FEW = 64  # most sets are smaller; finding this many largest is far cheaper than sorting all
-_SORTED = 2**12  # so many numbers are sorted at once
-# Smaller weights are replaced by how small they are. LAC needs no sums, and has no ties then.
+_SORTED = 2**12  # up to this many numbers, all are sorted at once
+# Smaller weights are replaced by their logarithm. LAC needs no sums, so it has no ties then.
 _SMALLEST, _SMALLEST_LAC = 2.0**-40, 2.0**-20
 _LIMIT = 2.0**11  # how much FFRAPS may add to the weights of a row before sums stop being exact
-# Numbers per step: 2 MB in float64. Smaller steps are not faster with one thread, and with
-# several they meet more often, which a busy machine punishes.
+# Numbers per step: 2 MB in float64. Smaller steps are not faster with one thread, and several
+# threads have to synchronise more often, which is slow on a busy machine.
 _BLOCK = 2**18
-# No label lies deeper, in nats, than this: logits of 1e308 would overflow.
+# Limit, in nats, of how far a label lies below the smallest weight: 1e308 would overflow.
 _DEEPEST = 1e300
 
 
@@ -64,7 +64,7 @@ def probabilities(logits: Tensor, temperature: float = 1.0) -> Tensor:
 def _scaled(logits: Tensor, temperature: float) -> Tensor:
     values = logits.to(torch.float64).contiguous()
     if temperature != 1:
-        # The largest first becomes 0: dividing by a small temperature cannot overflow it.
+        # With the largest at 0, dividing by a small temperature cannot overflow it.
         values = (values - values.amax(dim=1, keepdim=True)) / temperature
     return values
 
@@ -89,7 +89,7 @@ def exact(weights: Tensor) -> Tensor:
 
 
 def graded(weights: Tensor, logits: Tensor, temperature: float, smallest: float) -> Tensor:
-    """Replace weights below the smallest by how far the label lies below it: log p - log smallest.
+    """Return weights with those below ``smallest`` replaced by log p - log smallest.
 
     >>> logits = torch.tensor([[0.0, -50.0, -70.0]])
     >>> graded(exact(probabilities(logits)), logits, 1.0, smallest=2.0**-40)
@@ -99,15 +99,15 @@ def graded(weights: Tensor, logits: Tensor, temperature: float, smallest: float)
         return weights
     lost = weights < smallest
     depths = _scaled(logits, temperature).log_softmax(dim=1).sub_(math.log(smallest))
-    # Finite, whatever the logits; and not above 0, where rounding was in the label's disfavour.
+    # Finite, whatever the logits; and not above 0, which rounding could otherwise cause.
     return torch.where(lost, depths.clamp_(-_DEEPEST, 0), weights)
 
 
 class Place(NamedTuple):
-    """Where a label stands in its row.
+    """The position of a label in the sorted row.
 
-    The weights before it, its own, its rank from 1, and how far it lies below the smallest weight
-    (``None`` where no label does).
+    The sum of the weights before it, its own weight, its rank from 1, and how far it lies below
+    the smallest weight (``None`` where no label does).
     """
 
     before: Tensor
@@ -124,7 +124,7 @@ def largest(weights: Tensor, count: int) -> Tensor:
     """
     if weights.device.type != "cpu":
         return weights.topk(count, dim=1).values
-    # Only values are wanted: numpy's vectorised sort and partition are 5 times faster than
+    # Only values are needed: numpy's vectorised sort and partition are 5 times faster than
     # torch's, which carry an index along.
     array = weights.numpy()
     if count < array.shape[1]:
@@ -133,7 +133,7 @@ def largest(weights: Tensor, count: int) -> Tensor:
 
 
 def in_order(weights: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Sort the labels of each row: their weights in order, and which labels they are.
+    """Return the weights of each row in descending order, and the labels they belong to.
 
     >>> in_order(torch.tensor([[0.2, 0.6, 0.2]]), torch.tensor([[1.0, 9.0, 2.0]]))[1]
     tensor([[1, 2, 0]])
@@ -143,12 +143,12 @@ def in_order(weights: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
     # Only FFRAPS may order them otherwise.
     if not is_traced() and not bool((ordered.diff(dim=1) > 0).any()):
         return ordered, labels
-    ordered, again = ordered.sort(dim=1, descending=True, stable=True)
-    return ordered, labels.gather(1, again)
+    ordered, order = ordered.sort(dim=1, descending=True, stable=True)
+    return ordered, labels.gather(1, order)
 
 
 def ordered_places(ordered: Tensor) -> Place:
-    """Say where labels stand whose weights are given in descending order.
+    """Return the places of labels whose weights are given in descending order.
 
     >>> ordered_places(torch.tensor([[0.5, 0.25, 0.25, -3.0]])).before
     tensor([[0.0000, 0.5000, 0.7500, 1.0000]])
@@ -161,14 +161,14 @@ def ordered_places(ordered: Tensor) -> Place:
 
 
 def first_ties(weights: Tensor, logits: Tensor, sizes: Tensor) -> Tensor:
-    """Mark the first ``sizes`` labels of rows where equal weights are divided by the logits."""
+    """Return a mask of the first ``sizes`` labels of rows, equal weights ordered by the logits."""
     labels = in_order(weights, logits)[1]
     first = torch.arange(labels.shape[1], device=labels.device) < sizes[:, None]
     return torch.empty_like(first).scatter_(1, labels, first)
 
 
 def filled(mask: Tensor, weights: Tensor, logits: Tensor, least: int) -> Tensor:
-    """Give empty sets the first label, if there must be at least one."""
+    """Return the mask with the first label added to empty sets, unless ``least`` is 0."""
     if least:
         empty = (~mask.any(dim=1)).nonzero()[:, 0]
         mask[empty, in_order(weights[empty], logits[empty])[1][:, 0]] = True
@@ -176,7 +176,7 @@ def filled(mask: Tensor, weights: Tensor, logits: Tensor, least: int) -> Tensor:
 
 
 def places(weights: Tensor, logits: Tensor, labels: Tensor) -> Place:
-    """Find where one label of each row stands, without sorting.
+    """Return the place of one label of each row, without sorting.
 
     >>> places(torch.tensor([[0.5, 0.2, 0.2]]), torch.tensor([[3.0, 2, 2]]), torch.tensor([2])).rank
     tensor([3])
@@ -196,7 +196,7 @@ def places(weights: Tensor, logits: Tensor, labels: Tensor) -> Place:
 
 
 def blocks(rows: int, classes: int) -> Iterator[slice]:
-    """Cut rows so that what is computed on the way stays small beside the result."""
+    """Yield blocks of rows small enough that temporary tensors need little memory."""
     size = max(1, _BLOCK // classes)
     for start in range(0, rows, size):
         yield slice(start, min(start + size, rows))
@@ -206,14 +206,14 @@ def blocks(rows: int, classes: int) -> Iterator[slice]:
 
 
 class LabelRows(NamedTuple):
-    """What is known of some rows: logits (n, K), the share of the own weight, gradient norms."""
+    """Some rows: logits (n, K), the random share of the own weight, and gradient norms."""
 
     logits: Tensor
     share: Tensor
     norms: Tensor | None = None
 
     def take(self, rows: slice | Tensor) -> LabelRows:
-        """Select rows."""
+        """Return a selection of the rows."""
         norms = None if self.norms is None else self.norms[rows]
         return LabelRows(self.logits[rows], self.share[rows], norms)
 
@@ -222,7 +222,7 @@ class LabelRows(NamedTuple):
 class Threshold:
     """The score of LAC: one minus the label's probability.
 
-    Probabilities below 1e-6, which 1 - p hardly tells apart, go on from 1 in nats.
+    Probabilities below 1e-6, which 1 - p hardly distinguishes, continue from 1 in nats.
     """
 
     temperature: float = 1.0
@@ -236,15 +236,15 @@ class Threshold:
         return graded(weights, logits, self.temperature, _SMALLEST_LAC)
 
     def at(self, place: Place, rows: LabelRows) -> Tensor:
-        """Score labels of which it is known where they stand."""
+        """Return the scores of labels whose places are known."""
         return 1 - place.own if place.below is None else 1 - place.own + place.below
 
     def of_all(self, weights: Tensor, rows: LabelRows) -> Tensor:
-        """Score every label of one block of rows."""
+        """Return the scores of every label of one block of rows."""
         return 1 - weights
 
     def admits(self, weights: Tensor, rows: LabelRows, threshold: Tensor, least: int) -> Tensor:
-        """Mark the labels of one block whose score is at most the threshold of the row."""
+        """Return a mask of the labels of one block whose score is at most the row's threshold."""
         return filled(self.of_all(weights, rows) <= threshold, weights, rows.logits, least)
 
 
@@ -270,12 +270,14 @@ class Cumulative:
         _check_number("delta", self.delta)
         _check_count("kreg", self.kreg)
         if self.gradient not in (SOFTMAX, FEATURE):
-            raise ValueError(f"gradient must be {SOFTMAX!r} or {FEATURE!r}, got {self.gradient!r}")
+            raise ValueError(
+                f"'gradient' must be {SOFTMAX!r} or {FEATURE!r}, got {self.gradient!r}"
+            )
         # The norms of a row add up to at most sqrt(2) / temperature.
         if self.gradient == SOFTMAX and 1.5 * self.delta / self.temperature > _LIMIT:
             raise ValueError(
-                f"delta={self.delta:g} is too large at temperature {self.temperature:g}: beside it "
-                "the probabilities are lost in rounding. Useful values are below 0.1"
+                f"'delta' is {self.delta:g}, too large at temperature {self.temperature:g}: the "
+                "probabilities would be lost in rounding. Use a value below 0.1"
             )
 
     def weights(self, logits: Tensor) -> Tensor:
@@ -286,15 +288,15 @@ class Cumulative:
         return graded(exact(p), logits, self.temperature, _SMALLEST)
 
     def at(self, place: Place, rows: LabelRows) -> Tensor:
-        """Score labels of which it is known where they stand.
+        """Return the scores of labels whose places are known.
 
-        The only place where the terms are added: every sum here rounds, so their order counts.
+        The terms are added here only: every sum rounds, so their order matters.
         Rounding is monotone, so a score never falls as the rank grows.
         """
         columns = place.own.dim() == 2
         share = rows.share[:, None] if columns else rows.share
         scores = place.before + share * place.own
-        if place.below is not None and not self.lam:  # else ranks order labels without weight
+        if place.below is not None and not self.lam:  # with lam, ranks order labels without weight
             scores = scores + place.below
         if self.lam:
             scores = scores + self.lam * (place.rank - self.kreg).clamp_min(0).double()
@@ -304,18 +306,19 @@ class Cumulative:
         return scores
 
     def of_all(self, weights: Tensor, rows: LabelRows) -> Tensor:
-        """Score every label of one block of rows."""
+        """Return the scores of every label of one block of rows."""
         ordered, labels = in_order(weights, rows.logits)
         scores = self.at(ordered_places(ordered), rows)
         return torch.empty_like(scores).scatter_(1, labels, scores)
 
     def admits(self, weights: Tensor, rows: LabelRows, threshold: Tensor, least: int) -> Tensor:
-        """Mark the labels of one block whose score is at most the threshold: one, or (n, 1).
+        """Return a mask of the labels of one block with scores at most the threshold.
 
-        Scores grow with the rank, so the set is the first few labels, and the sorted weights
-        say how many. Which ones they are follows from the smallest weight among them.
+        There is one threshold, or one for each row, (n, 1). Scores grow with the rank, so the set
+        is the first few labels, and the sorted weights determine how many. Which labels these are
+        follows from the smallest weight among them.
         """
-        # Few numbers are sorted in less time than it takes to begin another round.
+        # Sorting a few numbers takes less time than a second round.
         few = weights.shape[1] if weights.numel() <= _SORTED else min(_FEW, weights.shape[1])
         mask, ended = self._admits(weights, rows, threshold, least, few)
         while not bool(ended.all()):
@@ -328,10 +331,10 @@ class Cumulative:
     def _admits(
         self, weights: Tensor, rows: LabelRows, threshold: Tensor, least: int, few: int
     ) -> tuple[Tensor, Tensor]:
-        """Find the sets among the largest ``few`` weights; say which rows' sets end there."""
+        """Return sets among the largest ``few`` weights, and which rows' sets are complete."""
         ordered = largest(weights, few)
         sizes = self.sizes(ordered, rows, threshold).clamp_min(least)
-        # The last weight in the set and the first one outside, or a bound where there is none.
+        # The last weight in the set and the first one outside, infinite where there is none.
         edges = pad(pad(ordered, (1, 0), value=math.inf), (0, 1), value=-math.inf)
         last, following = edges.gather(1, torch.stack([sizes, sizes + 1], dim=1)).unbind(dim=1)
         mask = weights >= last[:, None]
@@ -341,7 +344,7 @@ class Cumulative:
         return mask, (sizes < few) | (few == weights.shape[1])
 
     def sizes(self, ordered: Tensor, rows: LabelRows, threshold: Tensor) -> Tensor:
-        """Count the labels with a score of at most the threshold, given weights in order."""
+        """Return the number of labels with a score of at most the threshold, by sorted weights."""
         return (self.at(ordered_places(ordered), rows) <= threshold).sum(dim=1)
 
 
@@ -352,7 +355,7 @@ Rule = Threshold | Cumulative
 
 
 def label_scores(rule: Rule, rows: LabelRows, labels: Tensor) -> Tensor:
-    """Score one label of each row, shape (n,)."""
+    """Return the score of one label of each row, shape (n,)."""
     scores = torch.empty(len(labels), dtype=torch.float64, device=rows.logits.device)
     for block in blocks(*rows.logits.shape):
         part = rows.take(block)
@@ -361,7 +364,7 @@ def label_scores(rule: Rule, rows: LabelRows, labels: Tensor) -> Tensor:
 
 
 def all_scores(rule: Rule, rows: LabelRows) -> Tensor:
-    """Score every label of each row, shape (n, K)."""
+    """Return the scores of every label of each row, shape (n, K)."""
     scores = torch.empty(rows.logits.shape, dtype=torch.float64, device=rows.logits.device)
     for block in blocks(*rows.logits.shape):
         part = rows.take(block)
@@ -370,16 +373,18 @@ def all_scores(rule: Rule, rows: LabelRows) -> Tensor:
 
 
 def label_mask(rule: Rule, rows: LabelRows, threshold: Tensor, *, allow_empty: bool) -> Tensor:
-    """Mark the labels whose score is at most the threshold, shape (n, K).
+    """Return a mask of the labels whose score is at most the threshold, shape (n, K).
 
     Parameters
     ----------
-    rule, rows
-        How to score, and what.
-    threshold
+    rule : Rule
+        How to score labels.
+    rows : LabelRows
+        The rows to score.
+    threshold : Tensor
         One number; one for each row, (n, 1); for each label, (K,); or for both, (n, K).
-    allow_empty
-        Otherwise an empty set gets the label that stands first.
+    allow_empty : bool
+        If ``False``, an empty set gets the first label.
 
     Examples
     --------
@@ -407,12 +412,12 @@ def label_mask(rule: Rule, rows: LabelRows, threshold: Tensor, *, allow_empty: b
 def _check_number(name: str, value: Any, above_zero: bool = False) -> None:
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if not is_number or not 0 <= value < math.inf or (above_zero and not value):
-        what = "a positive number" if above_zero else "a number and not negative"
-        raise ValueError(f"{name} must be {what}, got {value!r}")
+        expected = "a positive number" if above_zero else "a number >= 0"
+        raise ValueError(f"{name!r} must be {expected}, got {value!r}")
 
 
 def _check_count(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise TypeError(f"{name} must be an integer, a number of labels, got {value!r}")
+        raise TypeError(f"{name!r} must be an integer, got {value!r}")
     if int(value) < 0:
-        raise ValueError(f"{name} must not be negative, got {value}")
+        raise ValueError(f"{name!r} must be an integer >= 0, got {value}")

@@ -1,4 +1,4 @@
-"""Choosing the label score itself, LAC, APS or RAPS, on rows that do not calibrate."""
+"""Selection of the label score, LAC, APS or RAPS, on rows that are not used for calibration."""
 
 from __future__ import annotations
 
@@ -8,30 +8,33 @@ from typing import Any
 
 from torch import Tensor
 
+from ffcp.batch import Requires
 from ffcp.classification import rules, tuning
 from ffcp.classification.rules import Cumulative, LabelRows, Threshold
 from ffcp.classification.scores import APS, LAC, RAPS, RuleScore, as_score, known_rows
 from ffcp.conformal.rank import exact_alpha, plain_quantile
 from ffcp.conformal.selection import Aside, Selected, Selection
 from ffcp.description import Described
+from ffcp.notebooks import Ranking, ShownAsTable
 
 AUTO = "auto"
-_FEWEST = 20  # rows set aside below which mean sizes say nothing
+_FEWEST = 20  # with fewer rows set aside, mean sizes are too uncertain
 
 
 @dataclass(frozen=True)
-class ScoreChoice(Described):
-    """Which label score was chosen, and how all candidates did.
+class ScoreChoice(ShownAsTable, Described):
+    """The selected label score, and the mean set sizes of all candidates.
 
     Attributes
     ----------
     score
-        The one that was taken, with its settings.
+        The selected score, with its settings.
     trials
-        For each candidate how many labels its sets hold on average, over the rows set aside. The
-        best is taken if its sets are smaller than those of plain LAC by more than a standard error.
+        The mean set size of each candidate on the rows set aside. The smallest is selected if its
+        sets are smaller than those of plain LAC by more than a standard error.
     rows
-        How many rows chose. They took no part in the calibration. 0 if there were too few.
+        How many rows were set aside for the selection and not calibrated on; 0 if there were too
+        few.
     alpha
         The level at which candidates were compared.
 
@@ -51,18 +54,29 @@ class ScoreChoice(Described):
     rows: int
     alpha: float
 
-    def __str__(self) -> str:
+    def ranking(self) -> Ranking:
+        """Return the candidates, the best first; of those that differ in a penalty the best one."""
         if not self.rows:
-            return f"{self.score}, without a choice: fewer than {_FEWEST} rows could be spared"
-        by = f"chosen by mean size of sets on {self.rows} rows at alpha={self.alpha:g}"
-        ranked = sorted(self.trials.items(), key=lambda trial: trial[1])
-        lines = [f"  {name:<42} mean size {size:.4g}" for name, size in ranked]
-        return "\n".join([f"{self.score}, {by}", *lines])
+            few = f"without a choice: fewer than {_FEWEST} rows could be spared"
+            return Ranking([f"{_explained(self.score)}; {few}"], (), (), 0)
+        best = {_explained(self.score): self.trials[self.score]}
+        for name, size in sorted(self.trials.items(), key=lambda trial: trial[1]):
+            best.setdefault(_explained(name), size)
+        ranked = sorted(best, key=lambda name: best[name])
+        by = f"chosen by mean size of sets on {self.rows:,} rows at alpha = {self.alpha:g}"
+        chosen = ranked.index(_explained(self.score))
+        marks = "> marks the chosen one." + (chosen > 0) * (
+            " Sets above it are smaller by less than chance explains, a standard error over these "
+            "rows; then the simplest is taken."
+        )
+        rows = [(name, f"{best[name]:.4g}") for name in ranked]
+        above = [f"{_explained(self.score)}, {by}"]
+        return Ranking(above, ("labels in a set", "mean size"), rows, chosen, [marks])
 
 
 @dataclass(frozen=True)
 class LabelScoreSelection(Selection):
-    """Selects the label score whose sets are smallest, LAC, APS or RAPS."""
+    """Selects the label score with the smallest sets: LAC, APS or RAPS."""
 
     allow_empty: bool = False
     other_labels: bool = False
@@ -70,35 +84,39 @@ class LabelScoreSelection(Selection):
     fewest_rows = _FEWEST
     draws = randomized = takes_logits = True
 
+    def requires(self) -> Requires:
+        """Return what the pass over the model must bring: two logits of a model that gives one."""
+        return Requires(logits=True)
+
     def accepts(self, score: Any) -> bool:
         """Whether a score is one of the candidates."""
         is_candidate = isinstance(score, RuleScore) and score.name in (LAC, APS, RAPS)
         return is_candidate and score.other_labels == self.other_labels
 
     def without_rows(self, rows: int, alpha: Any) -> Selected:
-        """Take LAC, and no row to select it."""
-        choice = ScoreChoice(_called(Threshold()), {}, 0, float(exact_alpha(alpha)))
+        """Return LAC, as there are too few rows for a selection."""
+        choice = ScoreChoice(_label(Threshold()), {}, 0, float(exact_alpha(alpha)))
         why = (
-            f"LAC is used: of {rows} rows none can be spared to select the label score. Give more "
-            "rows, or name the score"
+            f"LAC is used: {rows} rows are too few to set some aside for selecting the label "
+            "score. Pass more rows, or name the score"
         )
-        return Selected(self._made(Threshold()), None, {"score": choice}, why)
+        return Selected(self._score_of(Threshold()), None, {"score": choice}, why)
 
     def select(self, aside: Aside) -> Selected:
-        """Compare all candidates on rows set aside, and take the one with the smallest sets."""
-        rows, labels, level = known_rows(self._made(Cumulative()), aside)
+        """Return the candidate with the smallest sets on the rows set aside."""
+        rows, labels, level = known_rows(self._score_of(Cumulative()), aside)
         trials = list(self._trials(rows, labels, level))
         (plain, _), (rule, _) = trials[0], min(trials, key=lambda trial: trial[1])
-        # The best of many is a little lucky: where rows tell no difference, plain LAC is taken.
+        # The minimum of many is biased: without a significant difference plain LAC is selected.
         gain = self._sizes(plain, rows, labels, level) - self._sizes(rule, rows, labels, level)
         if not gain.mean() > gain.std() / len(gain) ** 0.5:
             rule = plain
-        sizes = {_called(one): size for one, size in trials}
-        choice = ScoreChoice(_called(rule), sizes, len(aside.y), float(exact_alpha(aside.alpha)))
-        return Selected(self._made(rule), aside.calibration, {"score": choice})
+        sizes = {_label(one): size for one, size in trials}
+        choice = ScoreChoice(_label(rule), sizes, len(aside.y), float(exact_alpha(aside.alpha)))
+        return Selected(self._score_of(rule), aside.calibration, {"score": choice})
 
-    def _made(self, rule: Threshold | Cumulative) -> RuleScore:
-        """Return the score of a candidate, for the labels that this selection takes."""
+    def _score_of(self, rule: Threshold | Cumulative) -> RuleScore:
+        """Return the score of a candidate."""
         name, penalties = _kind(rule), {}
         if isinstance(rule, Cumulative) and name == RAPS:
             penalties = {"lam": rule.lam, "kreg": rule.kreg}
@@ -108,7 +126,7 @@ class LabelScoreSelection(Selection):
     def _trials(
         self, rows: LabelRows, labels: Tensor, alpha: Any
     ) -> Iterator[tuple[Threshold | Cumulative, float]]:
-        """Give each candidate with the mean size of its sets."""
+        """Yield each candidate with its mean set size."""
         fitted = tuning.fit_temperature(rows.logits, labels)
         for temperature in (1.0, fitted):
             lac = Threshold(temperature)
@@ -124,16 +142,16 @@ class LabelScoreSelection(Selection):
     def _sizes(
         self, rule: Threshold | Cumulative, rows: LabelRows, labels: Tensor, alpha: Any
     ) -> Tensor:
-        """Count the labels in the set of each row."""
+        """Return the set size of each row."""
         threshold = plain_quantile(rules.label_scores(rule, rows, labels)[:, None], alpha)[0]
         mask = rules.label_mask(rule, rows, threshold, allow_empty=self.allow_empty)
         return mask.sum(dim=1).double()
 
 
 def score_of(score: Any, allow_empty: bool) -> Any:
-    """Take a label score as it is; make one of a function, or one to be chosen of ``"auto"``."""
-    is_open = isinstance(score, str) and score == AUTO
-    return LabelScoreSelection(allow_empty) if is_open else as_score(score)
+    """Return a label score, from a score or a function; a selection for ``"auto"``."""
+    is_auto = isinstance(score, str) and score == AUTO
+    return LabelScoreSelection(allow_empty) if is_auto else as_score(score)
 
 
 def _kind(rule: Threshold | Cumulative) -> str:
@@ -142,13 +160,30 @@ def _kind(rule: Threshold | Cumulative) -> str:
     return RAPS if rule.lam else APS
 
 
-def _called(rule: Threshold | Cumulative) -> str:
-    """Name a candidate.
+def _label(rule: Threshold | Cumulative) -> str:
+    """Return the name of a candidate with its settings.
 
-    >>> _called(Cumulative(1.25, lam=0.1, kreg=2)), _called(Threshold())
+    >>> _label(Cumulative(1.25, lam=0.1, kreg=2)), _label(Threshold())
     ('RAPS, temperature 1.25, kreg 2, lam 0.1', 'LAC, temperature 1')
     """
-    called = f"{_kind(rule).upper()}, temperature {rule.temperature:.4g}"
+    label = f"{_kind(rule).upper()}, temperature {rule.temperature:.4g}"
     if isinstance(rule, Cumulative) and rule.lam:
-        called += f", kreg {rule.kreg}, lam {rule.lam:g}"
-    return called
+        label += f", kreg {rule.kreg}, lam {rule.lam:g}"
+    return label
+
+
+_WORDS = {
+    "LAC": "LAC: all above one probability",
+    "APS": "APS: the likeliest, up to a total probability",
+    "RAPS": "RAPS: as APS, with a penalty on large sets",
+}
+
+
+def _explained(name: str) -> str:
+    """Return what a candidate does, in words, without its penalty.
+
+    >>> _explained("RAPS, temperature 1.2, kreg 2, lam 0.1")
+    'RAPS: as APS, with a penalty on large sets, temperature 1.2'
+    """
+    kind, temperature, *_ = name.split(", ")
+    return _WORDS[kind] + ("" if temperature == "temperature 1" else f", {temperature}")

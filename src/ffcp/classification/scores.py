@@ -1,4 +1,4 @@
-"""Label scores: how surprising each label of a row is, by a rule or by a function of your own."""
+"""Nonconformity scores of labels, by a named rule or by a function of the user."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ from ffcp.network.features import OUTPUT
 
 FIT = "fit"
 LAC, APS, RAPS, FFRAPS = RULES = ("lac", "aps", "raps", "ffraps")
-#: What each rule has besides its temperature, and the values that are taken if none are given.
+#: The default settings, and which of them each rule has besides its temperature.
 _DEFAULTS = {"lam": 0.01, "kreg": 5, "delta": 0.01}
 _TAKES = {LAC: (), APS: (), RAPS: ("lam", "kreg"), FFRAPS: ("lam", "kreg", "delta")}
 
 
 class LabelScore(Score):
-    """How surprising each label of a row is; the base of all label scores.
+    """Nonconformity score of every label of a row; the base class of all label scores.
 
-    A score of your own defines :meth:`of_all`; or give a function of :class:`ffcp.BatchOutput`, of
-    which :class:`ffcp.scores.FunctionScore` makes one.
+    To define a score, override :meth:`of_all`, or wrap a function of :class:`ffcp.BatchOutput` in
+    :class:`ffcp.scores.FunctionScore`.
 
     Attributes
     ----------
     randomized : bool
         Whether scores use the random number of a row, ``out.random``.
     other_labels : bool
-        Whether a label may be none of the classes; it has the number behind the last, and no
-        threshold but an infinite one lets it in.
+        Whether a label may be none of the classes; it has the number after the last, and is in a
+        set only if the threshold is infinite.
 
     Examples
     --------
@@ -67,19 +67,19 @@ class LabelScore(Score):
     other_labels = False
 
     def requires(self) -> Requires:
-        """Return what the pass over the model must bring."""
+        """Return the required features of the pass over the model."""
         return Requires(logits=True)
 
     def of_all(self, out: BatchOutput) -> Tensor:
-        """Score every label of each row: (n, K), the smaller the better a label fits."""
+        """Return the scores of every label of each row, (n, K): small where the label fits."""
         raise NotImplementedError
 
     def _of_labels(self, out: BatchOutput, labels: Tensor) -> Tensor:
-        """Score one label of each row, (n,)."""
+        """Return the score of one label of each row, (n,)."""
         return self.of_all(out).double().gather(1, labels[:, None])[:, 0]
 
     def score(self, out: BatchOutput, y: Tensor) -> Tensor:
-        """Score the true label of each row, (n, 1): infinity if it is none of the classes."""
+        """Return the score of the true label, (n, 1): infinity if it is none of the classes."""
         check_logits(out.output)
         labels = checked_labels(y, out, self.other_labels)
         beyond = labels >= out.output.shape[1]
@@ -87,7 +87,7 @@ class LabelScore(Score):
         return scores.masked_fill(beyond, math.inf)[:, None]
 
     def mask(self, out: BatchOutput, threshold: Tensor, *, allow_empty: bool) -> Tensor:
-        """Mark the labels whose score is at most the threshold, (n, K)."""
+        """Return a mask of the labels whose score is at most the threshold, (n, K)."""
         scores = self.of_all(out).double()
         inside = scores <= threshold.to(scores.device)
         if not allow_empty:
@@ -96,24 +96,24 @@ class LabelScore(Score):
         return inside
 
     def order(self, out: BatchOutput) -> Iterator[Tensor]:
-        """Yield numbers of at least 0 by which labels are listed, the largest first."""
-        # Places, since differences of scores would be NaN where scores are infinite.
+        """Yield sort keys >= 0 of the labels, the largest first."""
+        # Ranks, since differences of scores would be NaN where scores are infinite.
         places = self.of_all(out).argsort(dim=1, stable=True).argsort(dim=1)
         yield (places.shape[1] - places).double()
 
 
 @dataclass(frozen=True)
 class FunctionScore(LabelScore):
-    """A label score from a function of what one pass saw.
+    """A label score from a function of a batch output.
 
     Parameters
     ----------
-    function
-        From :class:`ffcp.BatchOutput` to scores (n, K), the smaller the better a label fits.
-    norms, values
-        Layers whose gradient norms or values it looks at.
-    name
-        What saved settings call it; the function's own name by default.
+    function : callable
+        From :class:`ffcp.BatchOutput` to scores (n, K), small where the label fits.
+    norms, values : sequence of str, default=()
+        Layers whose gradient norms or values the function uses.
+    name : str, default=None
+        The name in saved files; the function's own name by default.
 
     Examples
     --------
@@ -137,39 +137,41 @@ class FunctionScore(LabelScore):
         object.__setattr__(self, "name", self.name or name_of(self.function))
 
     def requires(self) -> Requires:
-        """Return the layers it looks at."""
+        """Return the layers that the function uses."""
         return Requires(norms=tuple(self.norms), values=tuple(self.values), logits=True)
 
     def of_all(self, out: BatchOutput) -> Tensor:
-        """Call the function."""
+        """Return the function's scores, (n, K)."""
         scores = torch.as_tensor(self.function(out))
         if scores.shape != out.output.shape or bool(scores.isnan().any()):
             raise ValueError(
-                f"the label score has shape {tuple(scores.shape)}, the logits "
-                f"{tuple(out.output.shape)}: it must give a number for every label, and no NaN"
+                f"label score {self.name!r} returned shape {tuple(scores.shape)}, the logits have "
+                f"{tuple(out.output.shape)}: it must return one number per label, and no NaN"
             )
         return scores
 
 
 @dataclass(frozen=True)
 class RuleScore(LabelScore):
-    """A score by one of the exact rules, whose settings may be left to be tuned.
+    """A score by one of the named rules; settings may be left out, to be tuned.
 
     Parameters
     ----------
-    name
+    name : str
         ``"lac"``, ``"aps"``, ``"raps"`` or ``"ffraps"``.
-    temperature, lam, kreg, delta
-        Settings of the rule: ``None`` for those to be tuned, ``temperature="fit"``.
+    temperature : float or str, default=1.0
+        Logits are divided by it; ``"fit"`` fits it.
+    lam, kreg, delta
+        Settings of the rule: ``None`` for those to be tuned, or for the default.
     gradient, feature
-        Where FFRAPS takes its gradient.
-    tune
+        Where FFRAPS takes its gradient, as in :func:`ffcp.scores.FFRAPS`.
+    tune : str, default=None
         ``None``, ``"size"`` or ``"coverage"``.
-    randomized
-        Whether only a random share of a label's own weight counts. If ``False`` so it is when
-        calibrating only, and sets hold every label that some share would let in.
-    allow_empty
-        Whether sets may be empty, when settings are compared.
+    randomized : bool, default=True
+        Whether only a random share of a label's own weight counts. With ``False`` that is so in
+        calibration only, and sets hold every label that some share would include.
+    allow_empty : bool, default=False
+        Whether sets may be empty when candidates are compared.
     """
 
     name: str
@@ -184,7 +186,7 @@ class RuleScore(LabelScore):
     allow_empty: bool = False
     other_labels: bool = False
     lowest = 0.0
-    #: Outputs are taken as logits, so that probabilities are refused.
+    #: Outputs are logits: probabilities are refused.
     takes_logits = True
 
     def __post_init__(self) -> None:
@@ -192,11 +194,11 @@ class RuleScore(LabelScore):
             raise ValueError(f"unknown rule {self.name!r}: choose one of {', '.join(RULES)}")
         if self.tune not in (None, tuning.SIZE, tuning.COVERAGE):
             raise ValueError(
-                f"tune must be None, {tuning.SIZE!r} or {tuning.COVERAGE!r}, got {self.tune!r}"
+                f"'tune' must be None, {tuning.SIZE!r} or {tuning.COVERAGE!r}, got {self.tune!r}"
             )
         if isinstance(self.temperature, str | None) and self.temperature != FIT:
             raise ValueError(
-                f"temperature must be a positive number or {FIT!r}, got {self.temperature!r}"
+                f"'temperature' must be a positive number or {FIT!r}, got {self.temperature!r}"
             )
         missing = [name for name in self._takes if getattr(self, name) is None]
         if not self.tune:
@@ -212,15 +214,15 @@ class RuleScore(LabelScore):
         self._rule(temperature=fitted, **known)  # which refuses values out of range
 
     def _check_feature(self) -> None:
-        """Refuse a layer that has no part in the gradient, or one that is missing."""
+        """Refuse a missing ``feature``, or one that the gradient does not use."""
         if self.gradient == SOFTMAX and self.feature is not None:
             raise ValueError(
-                f"feature={self.feature!r} has no part in gradient={SOFTMAX!r}, which is taken in "
+                f"'feature' is {self.feature!r}, but gradient={SOFTMAX!r} is taken with respect to "
                 f"the logits: leave it out, or use gradient={FEATURE!r}"
             )
         if self.gradient == FEATURE and self.feature in (None, OUTPUT):
             raise ValueError(
-                f"gradient={FEATURE!r} needs a layer before the output: give feature=, a dotted "
+                f"gradient={FEATURE!r} needs a layer before the output: pass 'feature', a dotted "
                 "module name, a module or 'input'"
             )
 
@@ -241,12 +243,12 @@ class RuleScore(LabelScore):
 
     @property
     def takes_infinity(self) -> bool:  # type: ignore[override]
-        """Whether a score may be infinite: of labels that are none of the classes."""
+        """Whether a score may be infinite, as for labels that are none of the classes."""
         return self.other_labels
 
     @property
     def draws(self) -> bool:
-        """Whether calibrating uses random numbers."""
+        """Whether the calibration uses random numbers."""
         return self.name != LAC
 
     @property
@@ -256,16 +258,16 @@ class RuleScore(LabelScore):
         return [*(["temperature"] if self.temperature == FIT else []), *missing]
 
     def config(self) -> dict[str, Any]:
-        """Return the arguments; how it was tuned makes no difference to a score that is settled."""
+        """Return the arguments, without those of a tuning that is complete."""
         tuned = () if self.open_settings else ("tune", "allow_empty")
         return {name: value for name, value in super().config().items() if name not in tuned}
 
     def selection(self) -> Selection | None:
-        """Return what tunes the settings that are left open."""
+        """Return the selection that tunes the settings left out; None if there are none."""
         return _Tuning(self) if self.open_settings else None
 
     def requires(self) -> Requires:
-        """Return the gradient of the top label's probability, if the rule uses it."""
+        """Return the required features: logits, and the top label's gradient if used."""
         if self.feature is None:
             return Requires(logits=True)
         return Requires((self.feature,), of=top_probability, logits=True)
@@ -273,10 +275,10 @@ class RuleScore(LabelScore):
     # -- scores -----------------------------------------------------------------------------
 
     def label_rows(self, out: BatchOutput) -> LabelRows:
-        """Return what the rule looks at."""
+        """Return the logits, random shares and gradient norms for the rule."""
         check_logits(out.output)
-        # No share of its own weight: the label that crosses the threshold is in the set, so that
-        # it holds those of all shares, and covers as they do.
+        # With a share of 0 the label that crosses the threshold is in the set, so the set
+        # contains those of all shares, and covers at least as often.
         share = out.random
         if share is None:
             share = torch.zeros(len(out.output), dtype=torch.float64)
@@ -284,26 +286,26 @@ class RuleScore(LabelScore):
         return LabelRows(out.output, share.to(out.output.device), norms)
 
     def of_all(self, out: BatchOutput) -> Tensor:
-        """Score every label of each row, (n, K)."""
+        """Return the scores of every label of each row, (n, K)."""
         return rules.all_scores(self._rule(), self.label_rows(out))
 
     def _of_labels(self, out: BatchOutput, labels: Tensor) -> Tensor:
-        """Score one label of each row, (n,)."""
+        """Return the score of one label of each row, (n,)."""
         return rules.label_scores(self._rule(), self.label_rows(out), labels)
 
     def mask(self, out: BatchOutput, threshold: Tensor, *, allow_empty: bool) -> Tensor:
-        """Mark the labels whose score is at most the threshold, (n, K)."""
+        """Return a mask of the labels whose score is at most the threshold, (n, K)."""
         rows = self.label_rows(out)
         return rules.label_mask(self._rule(), rows, threshold, allow_empty=allow_empty)
 
     def order(self, out: BatchOutput) -> Iterator[Tensor]:
-        """Yield how many labels stand behind each."""
-        behind = torch.arange(out.output.shape[1], device=out.output.device).flip(0).double()
+        """Yield, for each label, how many labels rank below it."""
+        below = torch.arange(out.output.shape[1], device=out.output.device).flip(0).double()
         for block in blocks(*out.output.shape):
             logits = out.output[block]
             labels = in_order(self._rule().weights(logits), logits)[1]
-            yield torch.empty(logits.shape, dtype=behind.dtype, device=logits.device).scatter_(
-                1, labels, behind.expand(len(logits), -1)
+            yield torch.empty(logits.shape, dtype=below.dtype, device=logits.device).scatter_(
+                1, labels, below.expand(len(logits), -1)
             )
 
 
@@ -314,7 +316,7 @@ class _Tuning(Selection):
         self.score, self.what = score, ", ".join(score.open_settings)
 
     def requires(self) -> Requires:
-        """Return what the rule requires."""
+        """Return the required features of the rule."""
         return self.score.requires()
 
     def select(self, aside: Aside) -> Selected:
@@ -357,14 +359,14 @@ class _Tuning(Selection):
 
 
 def with_other_labels(score: Any) -> Any:
-    """Return the same score, or selection, for labels that may be none of the classes."""
+    """Return a copy of the score, or selection, for labels that may be none of the classes."""
     other = copy.copy(score)
     other.__dict__["other_labels"] = other.__dict__["takes_infinity"] = True
     return other
 
 
 def as_score(score: Any) -> LabelScore:
-    """Take a label score as it is; make one of a function."""
+    """Return a label score, from a score or a function."""
     return score if isinstance(score, LabelScore) else FunctionScore(score)
 
 
@@ -375,11 +377,11 @@ def top_probability(logits: Tensor) -> Tensor:
 
 
 def known_rows(score: RuleScore, aside: Aside) -> tuple[LabelRows, Tensor, Any]:
-    """Return rows set aside whose label is one of the classes, and the level to compare them at.
+    """Return the rows whose label is one of the classes, and the level to compare them at.
 
-    A threshold over all rows leaves out the others first: of n rows, of which m are known, it is
-    that of the m at the level that allows for n alpha - (n - m) misses. Where there are more
-    others than that, it is infinite whatever is chosen.
+    Rows with other labels are always missed. Of n rows, m of them with a known label, the
+    threshold is that of the m rows at the level which allows n alpha - (n - m) misses. If that is
+    negative, the threshold is infinite for every candidate.
     """
     rows, alpha = score.label_rows(aside.out), aside.alpha
     labels = checked_labels(aside.y, aside.out, score.other_labels)
@@ -389,7 +391,8 @@ def known_rows(score: RuleScore, aside: Aside) -> tuple[LabelRows, Tensor, Any]:
         return rows, labels, alpha
     if not count:
         raise ValueError(
-            f"none of the {len(labels)} rows set aside to choose has a label that the model knows"
+            f"none of the {len(labels)} rows set aside for the selection has a label among the "
+            "model's classes: pass more rows, or give all settings"
         )
     missed = 1 - (1 - exact_alpha(alpha)) * len(labels) / count
     return rows.take(known), labels[known], missed if missed > 0 else alpha
@@ -399,21 +402,21 @@ def known_rows(score: RuleScore, aside: Aside) -> tuple[LabelRows, Tensor, Any]:
 
 
 def check_logits(logits: Tensor) -> None:
-    """Refuse outputs that are not one number for each of several classes."""
+    """Raise ValueError unless outputs are logits of several classes, (n, K)."""
     if logits.dim() != 2:
         raise ValueError(
             f"the model's output has shape {tuple(logits.shape)}; label sets need logits of shape "
-            "(n, K), one for each of K classes"
+            "(n, K) for K classes"
         )
     if logits.shape[1] < 2:
         raise ValueError(
-            "the model gives one logit: the label score must ask for two, by "
-            "ffcp.Requires(logits=True) in requires()"
+            "the model returns one logit, and the label score needs one per class: return "
+            "ffcp.Requires(logits=True) from the score's requires()"
         )
 
 
 def refuse_probabilities(logits: Tensor) -> None:
-    """Refuse what is nonnegative and sums to 1 in every row: a softmax of it is not meant."""
+    """Raise ValueError if all rows are nonnegative and sum to 1: these are not logits."""
     tolerance = max(1e-4, torch.finfo(logits.dtype).eps)
     if bool((logits >= 0).all() and ((logits.double().sum(dim=1) - 1).abs() <= tolerance).all()):
         raise ValueError(
@@ -424,7 +427,7 @@ def refuse_probabilities(logits: Tensor) -> None:
 
 
 def checked_labels(y: Tensor, out: BatchOutput, other_labels: bool = False) -> Tensor:
-    """Check the class labels of some rows."""
+    """Return the class labels of some rows as int64, checked."""
     rows, classes = out.output.shape
     if y.dim() != 1:
         hint = ": for one-hot rows use y.argmax(dim=1)" if y.shape[-1] == classes else ""

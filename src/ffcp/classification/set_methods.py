@@ -1,4 +1,4 @@
-"""The named label-set methods: each a label score and a calibration."""
+"""The named methods for prediction sets, each a label score with a calibration."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class SetOptions(TypedDict, total=False):
-    """What all named methods take besides their own arguments; explained in :class:`LAC`."""
+    """The arguments that all named methods share; described in :class:`LAC`."""
 
     allow_zero_sets: bool
     class_conditional: bool
@@ -38,28 +38,28 @@ class SetOptions(TypedDict, total=False):
 
 
 class Named(SetPredictor):
-    """What the named methods show of their score."""
+    """Base class of the named methods: shared arguments, and settings of the score."""
 
     def __init__(self, model: nn.Module, score: RuleScore, **common: Unpack[SetOptions]) -> None:
         known_only(type(self), common, SetOptions)
         class_conditional = common.pop("class_conditional", False)
         tune_fraction, tune_alpha = common.pop("tune_fraction", 0.2), common.pop("tune_alpha", 0.1)
         if not 0 < tune_fraction < 1:
-            raise ValueError(f"tune_fraction must lie between 0 and 1, got {tune_fraction}")
+            raise ValueError(f"'tune_fraction' must lie between 0 and 1, got {tune_fraction}")
         calibration = common.pop("calibration", None)
         if class_conditional and calibration is not None:
             raise ValueError(
-                "class_conditional=True is a calibration of its own, ByLabel(): leave out one of "
-                "the two"
+                "class_conditional=True means calibration=ByLabel(), but 'calibration' is given "
+                "too: leave out one of the two"
             )
         calibration = ByLabel() if class_conditional else calibration
-        choosing: Running = {"selection_fraction": tune_fraction, "selection_alpha": tune_alpha}
-        super().__init__(model, score, calibration, **choosing, **common)  # type: ignore[misc]
+        selection: Running = {"selection_fraction": tune_fraction, "selection_alpha": tune_alpha}
+        super().__init__(model, score, calibration, **selection, **common)  # type: ignore[misc]
         self.randomized, self.class_conditional = score.randomized, class_conditional
         self.tune, self.tune_fraction, self.tune_alpha = score.tune, tune_fraction, tune_alpha
         self.feature = score.feature
 
-    #: The arguments of the class that are settings of its score.
+    #: The constructor arguments that are settings of the score.
     _settings: tuple[str, ...] = ("temperature",)
 
     def config(self) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class Named(SetPredictor):
 
     @property
     def temperature(self) -> float | None:
-        """What logits are divided by; ``None`` until it is fitted."""
+        """The temperature that logits are divided by; ``None`` until it is fitted."""
         value: float | None = self.setting("temperature")
         return value
 
@@ -88,40 +88,43 @@ class Named(SetPredictor):
 class LAC(Named):
     """Least ambiguous sets: all labels of at least a certain probability (Sadinle et al., 2019).
 
-    Sets are the smallest on average, but rows that are hard are covered too rarely. The score is
-    1 - p; probabilities below 2^-20 (1e-6), which that hardly tells apart, have the score
+    Sets are the smallest on average, but difficult rows are covered too rarely. The score is
+    1 - p; probabilities below 2^-20 (1e-6), which it hardly distinguishes, have the score
     1 + log(2^-20 / p).
 
     Parameters
     ----------
-    model
+    model : nn.Module
         A trained network; forward returns logits of shape (n, K).
-    temperature
-        What logits are divided by; ``"fit"`` chooses it by likelihood on rows that then do
-        not calibrate.
-    allow_zero_sets
-        Otherwise an empty set gets the most probable label.
-    class_conditional
-        Calibrate each class on its own, so that each is covered with probability 1 - alpha.
-        Classes with too few points are in every set.
-    calibration
+    temperature : float or str, default=1.0
+        Logits are divided by it; ``"fit"`` fits it by likelihood on rows set aside, which are not
+        used for calibration.
+    allow_zero_sets : bool, default=False
+        Whether sets may be empty; if not, an empty set gets the most probable label.
+    class_conditional : bool, default=False
+        Calibrate each class separately, so that each is covered with probability 1 - alpha.
+        Classes with too few rows are in every set.
+    calibration : Calibration, default=None
         How scores are kept and thresholds looked up, :class:`ffcp.calibrations.Marginal` by
         default; :class:`ffcp.calibrations.Weighted` or :class:`ffcp.calibrations.LabelShift` where
         the data has shifted.
-    tune_fraction, tune_alpha, seed
-        Where something is chosen: the share of the rows that is set aside for it, the level at
-        which settings are compared, and the seed of the division.
-    batch_size
+    tune_fraction : float, default=0.2
+        Share of the rows set aside for tuning.
+    tune_alpha : float, default=0.1
+        Level at which candidates are compared.
+    seed : int, default=None
+        Seed of the split.
+    batch_size : int, default=None
         Rows per pass over arrays; by default about 16 MB of input (2 MB of images), at most
         8,192 rows.
-    output
-        Which part of what the model returns is the prediction, if it returns a tuple, a dict or
-        the like: a key (``"logits"``), an index, or a function of what it returns.
-    names
-        The names of the classes, in the order of the model's outputs. Labels may then be names,
-        and the labels of a set are names; integers are taken as before.
-    other_labels
-        Whether a row's label may be one that the model does not know: see
+    output : str, int or callable, default=None
+        Which part of the model's return value is the prediction, if it is a tuple, a dict or
+        similar: a key (``"logits"``), an index, or a function.
+    names : sequence of str, default=None
+        Class names, in the order of the model's outputs. Labels may then be names as well as
+        integers, and the labels of a set are names.
+    other_labels : bool, default=False
+        Whether a row's label may be none of the model's classes: see
         :class:`ffcp.SetPredictor`.
 
     Examples
@@ -150,14 +153,14 @@ class APS(Named):
     ----------
     model, temperature and all others
         As in :class:`LAC`.
-    randomized
+    randomized : bool, default=True
         Count only a random share of the last label's probability. Coverage is then 1 - alpha, up
-        to 1 / (n + 1) and to what sets gain that would be empty. ``False`` counts none of it when
-        predicting: the label that crosses the threshold is in, nothing is drawn, and the same
-        row has the same set each time. Sets are then a little larger and cover a little more;
-        calibrating draws shares all the same, by ``seed``.
-    seed
-        Seed of the random shares, which go on from call to call, and of the division of rows.
+        to 1 / (n + 1); empty sets are filled with a label, so it can be higher. With ``False``
+        predictions are deterministic: the label that crosses the threshold is in the set. Sets
+        are then a little larger and cover a little more; the calibration still draws shares, by
+        ``seed``.
+    seed : int, default=None
+        Seed of the random shares, whose stream continues from call to call, and of the split.
         Without it the operating system seeds the shares.
 
     Examples
@@ -183,26 +186,26 @@ class APS(Named):
 
 
 class Penalised(Named):
-    """What the methods with a price on ranks show of their score."""
+    """Base class of the methods with a penalty on ranks."""
 
     @property
     def lam(self) -> float | None:
-        """Price of a rank; ``None`` until it is chosen."""
+        """Penalty of a rank; ``None`` until it is tuned."""
         value: float | None = self.setting("lam")
         return value
 
     @property
     def kreg(self) -> int | None:
-        """How many ranks are free; ``None`` until it is chosen."""
+        """How many ranks have no penalty; ``None`` until it is tuned."""
         value: int | None = self.setting("kreg")
         return value
 
 
 class RAPS(Penalised):
-    """Regularised adaptive prediction sets: APS with a price on ranks (Angelopoulos, 2021).
+    """Regularised adaptive prediction sets: APS with a penalty on ranks (Angelopoulos, 2021).
 
-    The score of the label at rank r grows by ``lam * max(r - kreg, 0)``, which keeps the long
-    tail of improbable labels out.
+    The score of the label at rank r grows by ``lam * max(r - kreg, 0)``, which excludes the long
+    tail of improbable labels.
 
     Parameters
     ----------
@@ -210,19 +213,20 @@ class RAPS(Penalised):
         As in :class:`LAC`.
     randomized, seed
         As in :class:`APS`.
-    lam, kreg
-        Price of a rank, and how many ranks are free. What is left out is chosen by ``tune``,
-        and without ``tune`` is 0.01 and 5.
-    tune
-        ``"size"`` chooses what is left out for small sets, ``"coverage"`` for the smallest
-        size-stratified coverage violation, on rows that then do not calibrate. A fifth of them,
-        at most 10,000; until they are together, the logits of the others wait in memory.
-        Settings are compared by one threshold for all, also if ``class_conditional``.
+    lam : float, default=None
+        Penalty of a rank; 0.01 if neither given nor tuned.
+    kreg : int, default=None
+        How many ranks have no penalty; 5 if neither given nor tuned.
+    tune : str, default=None
+        ``"size"`` tunes the arguments left out for small sets, ``"coverage"`` for the smallest
+        size-stratified coverage violation, on rows that are not used for calibration: a fifth of
+        them, at most 10,000. The logits of the other rows stay in memory until these are
+        complete. Candidates are compared by a single threshold, also with ``class_conditional``.
 
     Attributes
     ----------
     choice : SetChoice or None
-        What tuning saw and took.
+        The tuned settings and all candidates.
 
     Examples
     --------
@@ -262,26 +266,27 @@ class RAPS(Penalised):
 
 
 class FFRAPS(Penalised):
-    """RAPS with the size of the network's gradient in the score (the paper's FFRAPS).
+    """RAPS with the norm of the network's gradient in the score (the paper's FFRAPS).
 
     With ``delta=0`` it is RAPS, to the last bit.
 
     Parameters
     ----------
     model, lam, kreg and all others
-        As in :class:`RAPS`. ``delta`` left out is chosen by ``tune``, and without it is 0.01.
-    delta
-        Weight of the gradient.
-    gradient
+        As in :class:`RAPS`.
+    delta : float, default=None
+        Weight of the gradient norm; 0.01 if neither given nor tuned.
+    gradient : str, default="softmax"
         ``"softmax"``, as in the published code: the probability of label j grows by delta times
-        the norm of its gradient in the logits, p_j sqrt(1 - 2 p_j + sum p^2) / temperature,
+        the norm of its gradient with respect to the logits,
+        p_j sqrt(1 - 2 p_j + sum p^2) / temperature,
         before labels are sorted and summed. No backward pass.
 
         ``"feature"``, as in the paper's algorithm: the score of all labels of a row grows by
         delta times the norm of the gradient of the top label's probability at ``feature``. One
         backward pass through the layers behind it. The probability is that of the model
         itself, at temperature 1.
-    feature
+    feature : str or nn.Module, default=None
         For ``gradient="feature"``: a dotted module name, a module, or ``"input"``.
 
     Examples
@@ -326,6 +331,6 @@ class FFRAPS(Penalised):
 
     @property
     def delta(self) -> float | None:
-        """Weight of the gradient; ``None`` until it is chosen."""
+        """Weight of the gradient norm; ``None`` until it is tuned."""
         value: float | None = self.setting("delta")
         return value

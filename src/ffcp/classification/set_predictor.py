@@ -1,4 +1,4 @@
-"""Label sets from a label score and a calibration: calibrate, score, predict_set."""
+"""The predictor of label sets: a label score and a calibration, with predict_set."""
 
 from __future__ import annotations
 
@@ -48,47 +48,47 @@ _CALIBRATION, _PREDICTION, _SMOOTHING = 1, 2, 4
 
 
 class SetPredictor(Predictor):
-    """Sets of labels put together from pieces: a label score and a calibration.
+    """Prediction sets of labels, from a label score and a calibration.
 
     Parameters
     ----------
-    model
+    model : nn.Module
         A trained network; forward returns logits of shape (n, K).
-    score
-        How surprising each label is: ``ffcp.scores.LAC()``, ``ffcp.scores.APS()``,
-        ``ffcp.scores.RAPS()``, ``ffcp.scores.FFRAPS()``, or any function of what one pass saw
-        (:class:`ffcp.BatchOutput`) to scores (n, K), the smaller the better a label fits.
-        ``"auto"`` takes that of ``LACScore``, ``APSScore`` and ``RAPSScore`` whose sets are
-        smallest, at the temperature 1 or the fitted one, compared on rows that then do not
-        calibrate; where they tell no difference it is ``LACScore``, and with fewer than 20 of them
-        too, which is said.
-    calibration
+    score : LabelScore, callable or "auto"
+        The label score: ``ffcp.scores.LAC()``, ``ffcp.scores.APS()``, ``ffcp.scores.RAPS()``,
+        ``ffcp.scores.FFRAPS()``, or a function from :class:`ffcp.BatchOutput` to scores (n, K),
+        small where the label fits. ``"auto"`` selects that of LAC, APS and RAPS with the smallest
+        sets, at temperature 1 or a fitted one, on rows that are not used for calibration; LAC if
+        there is no significant difference, or, with a warning, if there are fewer than 20 rows.
+    calibration : Calibration, default=None
         How scores are kept and thresholds looked up: :class:`ffcp.calibrations.Marginal` (the
         default), :class:`ffcp.calibrations.Mondrian`, :class:`ffcp.calibrations.Local`, or
         :class:`ffcp.calibrations.ByLabel` for a threshold of each class.
-    allow_zero_sets
-        Otherwise an empty set gets the label that fits best.
-    selection_fraction, selection_alpha, seed
-        Where something is left open: the share of the calibration rows that choose it and then
-        do not calibrate, the level at which candidates are compared, and the seed of the
-        division and of random numbers. Without a seed the division is that of 0, and the
+    allow_zero_sets : bool, default=False
+        Whether sets may be empty; if not, an empty set gets the label with the smallest score.
+    selection_fraction : float, default=0.2
+        If there is something to select: the share of the calibration rows that is set aside for
+        it and not calibrated on.
+    selection_alpha : float, default=0.1
+        Level at which candidates are compared.
+    seed : int, default=None
+        Seed of the split and of random numbers. Without it the split is that of seed 0, and the
         operating system seeds the random numbers.
-    batch_size
+    batch_size : int, default=None
         Rows per pass over arrays; by default about 16 MB of input (2 MB of images), at most
         8,192 rows.
-    output
-        Which part of what the model returns is the prediction, if it returns a tuple, a dict or
-        the like: a key (``"logits"``), an index, or a function of what it returns.
-    names
-        The names of the classes, in the order of the model's outputs. Labels may then be names,
-        and the labels of a set are names; integers are taken as before.
-    other_labels
-        Whether a row's label may be one that the model does not know, as with names of which new
-        ones keep coming. Of K classes it has the number K, or is any string that is not among the
-        ``names``. No score can be given to it but infinity, so calibration rows with such a label
+    output : str, int or callable, default=None
+        Which part of the model's return value is the prediction, if it is a tuple, a dict or
+        similar: a key (``"logits"``), an index, or a function.
+    names : sequence of str, default=None
+        Class names, in the order of the model's outputs. Labels may then be names as well as
+        integers, and the labels of a set are names.
+    other_labels : bool, default=False
+        Whether a row's label may be none of the model's K classes: the number K, or a string that
+        is not among the ``names``. Its score is infinite, so calibration rows with other labels
         raise the threshold, and the guarantee holds for all new rows, whatever their label. Sets
-        have a last column, K, for "another label": they hold it where the threshold is
-        infinite, and then they hold everything.
+        have a last column, K, for "another label", which they hold, with all classes, where the
+        threshold is infinite.
 
     Examples
     --------
@@ -120,8 +120,8 @@ class SetPredictor(Predictor):
         calibration = Marginal() if calibration is None else calibration
         score = score_of(score, allow_zero_sets)
         if other_labels:
-            _must_not_ask_for_labels(calibration)
-            checked_names([*(self.names or ()), LabelSet.OTHER])  # which no class may be called
+            _refuse_calibration_by_label(calibration)
+            checked_names([*(self.names or ()), LabelSet.OTHER])  # a reserved name
             score = with_other_labels(score)
         super().__init__(model, score, calibration, **running)
 
@@ -134,13 +134,13 @@ class SetPredictor(Predictor):
 
     @property
     def choice(self) -> SetChoice | ScoreChoice | None:
-        """What the automatic selection of the settings, or of the score, saw and took."""
+        """The report of the selection of the settings, or of the score; None if there was none."""
         choice: SetChoice | ScoreChoice | None = self._state.report.get("sets")
         return choice or self._state.report.get("score")
 
     @property
     def shift_choice(self) -> ShiftChoice | None:
-        """What learning a density ratio saw, with :class:`ffcp.calibrations.Weighted`."""
+        """The report of the density ratio, with :class:`ffcp.calibrations.Weighted`."""
         choice: ShiftChoice | None = self._state.report.get("shift")
         return choice
 
@@ -151,11 +151,11 @@ class SetPredictor(Predictor):
 
     @property
     def classes(self) -> int | None:
-        """How many classes the calibrated model has; ``None`` before it is calibrated."""
+        """The number of classes; ``None`` before the calibration."""
         return self._state.counts.classes
 
     def read_target(self, y: Any) -> Tensor:
-        """Return the number of the class of each row."""
+        """Return the class number of each row."""
         return label_tensor(y, self.names, self.other_labels)
 
     def _looks(self, update: bool) -> Looks:
@@ -183,33 +183,33 @@ class SetPredictor(Predictor):
         weights: Any = None,
         **unknown: NoReturn,
     ) -> LabelSet:
-        """Give sets of labels that hold the true one with probability at least 1 - alpha.
+        """Return sets of labels that contain the true one with probability at least 1 - alpha.
 
         Parameters
         ----------
-        x
-            Inputs, as the model takes them; or a loader of such batches, whose sets come back in
-            one piece. A loader may yield pairs ``(x, y)``, of which x is taken, if the model has
-            one argument; a model of two arguments takes both as inputs, and where either could be
-            meant that is an error. A list is an input, never a loader.
-        alpha
-            Share of misses allowed, in (0, 1); 0.1 if nothing is given. Any value, without
+        x : array-like or loader
+            Inputs, as the model takes them; or a loader of batches of inputs, whose sets are
+            returned together. A loader may yield pairs ``(x, y)``, of which x is used, if the
+            model has one argument; a model of two arguments takes both as inputs; where this is
+            ambiguous an error is raised. A list is an input, never a loader.
+        alpha : float, default=None
+            Allowed share of misses, in (0, 1); 0.1 if neither is given. Any value, without
             calibrating again.
-        confidence_level
-            In place of ``alpha``: the coverage asked for, 1 - alpha. 0.9 is alpha = 0.1.
-        first_row
-            For a job that must be repeated exactly: the number of the first row of ``x`` in it.
-            Each row number then has its own random number, by the seed. By default random numbers
-            go on from call to call.
-        groups
-            The group of each point, if the calibration had groups.
-        weights
-            The weight of each point, for ``ffcp.calibrations.Weighted("given")``.
+        confidence_level : float, default=None
+            Instead of ``alpha``: the required coverage, 1 - alpha. 0.9 is alpha = 0.1.
+        first_row : int, default=None
+            To repeat a job exactly: the number of the first row of ``x`` in the job. Each row
+            number then has its own random number, by the seed. By default the stream of random
+            numbers continues from call to call.
+        groups : array-like, default=None
+            The group of each row, if the calibration had groups.
+        weights : array-like, default=None
+            The weight of each row, for ``ffcp.calibrations.Weighted("given")``.
 
         Returns
         -------
         LabelSet
-            The mask of labels, their number and, on request, the labels in order.
+            The mask of labels, their number and, when accessed, the labels in order.
         """
         exact = requested_alpha(alpha, confidence_level, unknown)
         calibration = self.calibrated().calibration
@@ -247,7 +247,7 @@ class SetPredictor(Predictor):
     def _drawn(
         self, x: Any, first_row: int | None, groups: Any, weights: Any
     ) -> Iterator[tuple[BatchOutput, Columns, Draws | None]]:
-        """Run the model on rows, which have random numbers where sets are randomised."""
+        """Yield batch outputs, with random numbers if sets are randomised."""
         for out, metadata, draws, first in self.batch_outputs(x, groups, first_row, weights):
             self._check_classes(out.output)
             yield self._with_random(out, first_row, first), metadata, draws
@@ -259,23 +259,23 @@ class SetPredictor(Predictor):
         return out._replace(random=draws.span(range(first, first + len(out.output)))[:, 0])
 
     def _for_all_classes(self, thresholds: Tensor) -> Tensor:
-        """Complete thresholds by class, if they are: classes without rows are in every set."""
+        """Return thresholds by class for all classes: those without rows are in every set."""
         if thresholds.shape[-1] == 1:
             return thresholds
         assert self.classes is not None
         return pad(thresholds, (0, self.classes - thresholds.shape[-1]), value=torch.inf)
 
     def _order(self, score: LabelScore, x: Any) -> Iterator[Tensor]:
-        # No groups here: only the labels' order is asked for.
+        # Without groups: only the labels' order is needed.
         for batch in inputs.batches(x, self.rows_at_once(x)):
             yield from score.order(forward.see(self.model, batch, self._state.requires))
 
     @steady
     def score(self, x: Any, y: Any = None, *, first_row: int | None = None) -> Tensor:
-        """Return the scores of one label per row, shape (n,), in float64.
+        """Return the score of one label per row, shape (n,), in float64.
 
-        ``x`` may be a loader of pairs ``(x, y)``, passed alone. Random numbers are
-        those of :meth:`predict_set`, not of the calibration: with ``randomized=False`` none.
+        ``x`` may be a loader of pairs ``(x, y)``, passed without ``y``. Random numbers are those
+        of :meth:`predict_set`, not of the calibration: none with ``randomized=False``.
         """
         self.must_be_settled()
         buffer = RowBuffer(None)
@@ -288,8 +288,8 @@ class SetPredictor(Predictor):
     def score_all(self, x: Any, *, first_row: int | None = None) -> Tensor:
         """Return the scores of every class, shape (n, K), in float64.
 
-        Random numbers are those of :meth:`predict_set`, not of the calibration: with
-        ``randomized=False`` none.
+        Random numbers are those of :meth:`predict_set`, not of the calibration: none with
+        ``randomized=False``.
         """
         self.must_be_settled()
         given, row = self.rows(x), 0
@@ -313,20 +313,20 @@ class SetPredictor(Predictor):
     ) -> Tensor:
         """Return the conformal p-value of every label, (n, K), in float64.
 
-        It is the share of calibration rows, the new one counted among them, whose score is at
-        least that of the label: for the true label at most u with probability at most u. The
-        labels of p-values above alpha are those of :meth:`predict_set`.
+        The p-value is the share of calibration rows, including the new one, whose score is at
+        least that of the label: for the true label at most u with probability at most u. Labels
+        with p-values above alpha are those of :meth:`predict_set`.
 
         Parameters
         ----------
         x, groups
             As in :meth:`predict_set`. With groups or ``class_conditional=True`` rows are ranked
             among those of their group or of the label.
-        smoothed
-            Count only a random share of the scores that are equal: p-values of the true label are
-            then uniform. One random number for each row.
-        first_row
-            For random numbers that must be repeated, as in :meth:`predict_set`.
+        smoothed : bool, default=False
+            Count only a random share of equal scores: p-values of the true label are then
+            uniform. There is one random number for each row.
+        first_row : int, default=None
+            To repeat random numbers, as in :meth:`predict_set`.
         """
         calibration, given = self.calibrated().calibration, self.rows(x)
         buffer = RowBuffer(given.count)
@@ -345,31 +345,32 @@ class SetPredictor(Predictor):
 
     @property
     def draws_to_calibrate_only(self) -> bool:
-        """Whether scores are randomised in the calibration, and not in :meth:`score`."""
+        """Whether scores are randomised in the calibration but not in :meth:`score`."""
         score = self._state.score
         return bool(_draws(score) and not score.randomized)
 
     def _check_classes(self, logits: Tensor) -> None:
         if self.classes is not None and logits.shape[-1] != self.classes:
             raise ValueError(
-                f"calibrated on {self.classes} classes, but the model now gives {logits.shape[-1]}"
+                f"calibrated on {self.classes} classes, but the model now returns "
+                f"{logits.shape[-1]}: calibrate again"
             )
 
     def check_scores(self) -> None:
-        """Refuse, by ValueError, a loaded calibration with scores or labels that cannot be."""
+        """Raise ValueError if a loaded calibration has impossible scores or labels."""
         super().check_scores()
         if len(self.calibration) and (self.classes or 0) < 2:
-            raise ValueError(f"it has {self.classes} classes")
+            raise ValueError(f"expected at least 2 classes, got {self.classes}")
         if len(self.calibration) and self.calibration.scores.shape[1] != 1:
-            raise ValueError("it has several scores for each label")
+            raise ValueError("expected one score per label, got several")
         for part in getattr(self.calibration, "parts", {None: self.calibration}).values():
             label = part.state().get("label", torch.zeros(0))
             if bool((label >= (self.classes or 0)).any()):
-                raise ValueError(f"it has labels beyond its {self.classes} classes")
+                raise ValueError(f"expected labels below {self.classes}, the number of classes")
 
 
 class _LabelLooks(Looks):
-    """Runs a classifier on the rows of a calibration, which have random numbers; counts classes."""
+    """Runs a classifier on calibration rows: draws random numbers and checks the classes."""
 
     def __init__(
         self, model: nn.Module, score: Any, counts: Counts, entropy: int, names: Any
@@ -380,7 +381,7 @@ class _LabelLooks(Looks):
         self._entropy = entropy
 
     def __call__(self, batch: Batch, requires: Requires) -> BatchOutput:
-        """Return what one pass gives for a batch of rows; refuse another number of classes."""
+        """Return the batch output; raise if the number of classes differs."""
         out = super().__call__(batch, requires)
         check_logits(out.output)
         if getattr(self._score, "takes_logits", False) and not batch.row:
@@ -388,12 +389,13 @@ class _LabelLooks(Looks):
         classes = out.output.shape[1]
         if self._classes not in (None, classes):
             raise ValueError(
-                f"calibrated on {self._classes} classes, but the model now gives {classes}"
+                f"calibrated on {self._classes} classes, but the model now returns {classes}: "
+                "calibrate again"
             )
         if self._names is not None and len(self._names) != classes:
             raise ValueError(
-                f"there are {len(self._names)} names, and the model has {classes} classes: give "
-                "one name for each, in the order of the outputs"
+                f"'names' has {len(self._names)} entries, the model {classes} classes: pass one "
+                "name per class, in the order of the outputs"
             )
         self._classes = classes
         if not _draws(self._score):
@@ -404,33 +406,33 @@ class _LabelLooks(Looks):
         return out._replace(random=draws.span(range(first, first + len(out.output)))[:, 0])
 
     def finish(self, result: Result) -> Counts:
-        """Return the number of classes, and how many random numbers were drawn."""
+        """Return the number of classes and of random numbers drawn."""
         return Counts(self._classes, tuple(self._drawn.items()))
 
 
 def _draws(score: Any) -> bool:
-    """Whether calibrating uses random numbers: also for sets that are not randomised."""
+    """Whether the calibration uses random numbers, even if sets are not randomised."""
     return bool(getattr(score, "draws", score.randomized))
 
 
-def _must_not_ask_for_labels(calibration: Calibration) -> None:
-    """Refuse calibrations by label: of labels that the model does not know they can know nothing.
+def _refuse_calibration_by_label(calibration: Calibration) -> None:
+    """Raise ValueError for calibrations by label, which have no class for other labels.
 
-    Thresholds of each class would put another label into every set, and rows that have one would
-    calibrate nothing; of a shift of labels nobody could say how much more frequent they became.
+    Thresholds of each class would put "another label" into every set, and rows with other labels
+    would not calibrate any class; a label shift could not be estimated for them.
     """
     inner = getattr(calibration, "inner", calibration)
     if inner.traits.labels:
         raise ValueError(
-            f"other_labels=True does not go with {type(inner).__name__}, which counts rows by "
-            "their class, and labels that the model does not know have none: leave out one of the "
-            "two. With a threshold of each class, rows of other labels calibrate nothing: leave "
-            "them out of calibrate(x, y), and the promise is about rows of the classes alone"
+            f"other_labels=True cannot be combined with {type(inner).__name__!r}, which groups "
+            "rows by class: labels outside the model's classes have none. Leave out one of the "
+            "two. With thresholds by class, leave rows of other labels out of calibrate(x, y); "
+            "the guarantee then holds for rows of the model's classes only"
         )
 
 
 def _what_is_infinite(in_all: Tensor, sets: int, rows: int) -> str:
-    """Say which sets hold all labels, or how many classes, of those marked, are in all sets.
+    """Return a message of how many sets hold all labels, or how many classes are in all sets.
 
     >>> _what_is_infinite(torch.tensor([True]), 2, 5)
     '2 of 5 sets hold all labels'

@@ -1,4 +1,4 @@
-"""Label sets: what a classifier's predictor returns."""
+"""Label sets, the prediction sets of a classifier."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from ffcp.extras import needed
 
 
 class LabelSet:
-    """The labels that are possible for each row.
+    """A prediction set of labels for each row.
 
     Parameters
     ----------
-    mask
+    mask : Tensor
         Shape (n, K): whether label j is in the set of row i.
-    weights
-        Yields the labels' weights, block after block of rows; called when :attr:`labels` is
-        first looked at. Without it labels are listed by index.
-    ordered
-        The labels of each set in order, where they are known.
-    names
-        The names of the classes; :attr:`labels` lists them then.
-    other_labels
-        Whether the last column of the mask is no class: it marks the sets that hold "another
-        label", whatever the model does not know.
+    weights : callable, default=None
+        Yields the labels' weights, one block of rows after another; called when :attr:`labels`
+        is first accessed. Without it labels are listed by index.
+    ordered : list of Tensor, default=None
+        The labels of each set in order, if known.
+    names : sequence of str, default=None
+        Class names; :attr:`labels` then lists names.
+    other_labels : bool, default=False
+        Whether the last column of the mask stands for "another label", one that is not among the
+        model's classes.
 
     Attributes
     ----------
@@ -95,8 +95,8 @@ class LabelSet:
     def ordered(self) -> list[Tensor]:
         """The labels of each set by their numbers, best first.
 
-        Weights are not kept with the mask, as they are far larger: asking for the order the
-        first time runs the model once more, on the input, which is not copied.
+        Weights are not stored with the mask, as they are far larger: the first access runs the
+        model again on the input, which is not copied.
         """
         if self._ordered is None:
             given = iter([self.mask.double()]) if self._weights is None else self._weights()
@@ -107,7 +107,7 @@ class LabelSet:
         start = 0
         for weights in given:
             mask = self.mask[start : start + len(weights)]
-            if weights.shape[1] < mask.shape[1]:  # another label comes last
+            if weights.shape[1] < mask.shape[1]:  # "another label" comes last
                 weights = pad(weights, (0, 1))
             outside = weights.masked_fill(~mask, -1)
             order = outside.sort(dim=1, descending=True, stable=True).indices
@@ -117,9 +117,9 @@ class LabelSet:
             start += len(weights)
 
     def to_frame(self, index: Any = None) -> Any:
-        """Put sets into a pandas frame: their size, their labels, best first, and a mask.
+        """Return a pandas frame with the size of each set, its labels, best first, and the mask.
 
-        The mask has a column for each class, by its name or number, and one for another label, if
+        The mask has a column for each class, by its name or number, and one for "another label" if
         sets can hold it.
         """
         pandas = needed("pandas", "frames", "to_frame()")
@@ -132,8 +132,8 @@ class LabelSet:
         return frame if index is None else frame.set_axis(index, axis=0)
 
     def coverage(self, y: Any) -> metrics.Coverage:
-        """Measure the share of rows whose true label is in the set.
+        """Return the share of rows whose true label is in the set.
 
-        A label that the model does not know is in the sets that hold another label.
+        A label outside the model's classes is in the sets that hold "another label".
         """
         return metrics.set_coverage(self, label_tensor(y, self.names, self.other_labels))

@@ -1,4 +1,4 @@
-"""Choosing temperature, kreg, lam and delta honestly: on rows that do not calibrate."""
+"""Tuning of temperature, kreg, lam and delta on rows that are not used for calibration."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ LAMS: Mapping[str, tuple[float, ...]] = {
 # The range of the published code; 0 is plain RAPS.
 DELTAS = (0.0, 1e-5, 1e-4, 1e-3, 0.005, 0.01, 0.025, 0.05, 0.075)
 
-_COOLEST, _HOTTEST = 0.05, 20.0  # temperatures further off fit only data that need none
+_COOLEST, _HOTTEST = 0.05, 20.0  # temperatures outside fit only degenerate data
 
 
 @dataclass(frozen=True)
 class SetCandidate(Described):
-    """How one combination of settings did on the rows set aside for tuning.
+    """One combination of settings, with its results on the rows set aside for tuning.
 
     Attributes
     ----------
     kreg, lam, delta
         The settings, as in :class:`ffcp.FFRAPS`; ``delta`` is 0 for RAPS.
     mean_size
-        How many labels its sets hold on average.
+        Mean number of labels in its sets.
     violation
-        Its size-stratified coverage violation: how far the coverage of sets of some size is from
-        1 - alpha, at worst.
+        Size-stratified coverage violation: the largest distance of the coverage of sets of some
+        size from 1 - alpha.
 
     Examples
     --------
@@ -64,14 +64,14 @@ class SetCandidate(Described):
 
 @dataclass(frozen=True)
 class SetChoice(Described):
-    """Which settings were chosen for label sets, and why.
+    """The selected settings of a label score, and the results of all candidates.
 
     Attributes
     ----------
     temperature, kreg, lam, delta
-        The settings in use, given or chosen; ``None`` for those that the method has not.
+        The settings in use, given or tuned; ``None`` for those that the method does not have.
     rows
-        How many rows chose. They took no part in the calibration.
+        How many rows were set aside for tuning and not calibrated on.
     alpha
         The level at which candidates were compared.
     criterion
@@ -142,11 +142,11 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
 
 
 def _slope(logits: Tensor, labels: Tensor, inverse: float) -> tuple[float, float]:
-    """First and second derivative of the negative log-likelihood in the inverse temperature."""
+    """Return two derivatives of the negative log-likelihood in the inverse temperature."""
     slope = curvature = 0.0
     for block in blocks(*logits.shape):
         values = logits[block].double()
-        # Against the true label's logit: shifting a row changes no probability.
+        # Relative to the true label's logit: shifting a row changes no probability.
         values = values - values.gather(1, labels[block][:, None])
         p = (values * inverse).softmax(dim=1)
         mean = (p * values).sum(dim=1, keepdim=True)
@@ -168,26 +168,28 @@ def tune(
     allow_empty: bool,
     randomized: bool,
 ) -> SetChoice:
-    """Try all combinations and take the one with the smallest cost; a tie goes to the first.
+    """Return the combination with the smallest cost, the first of equal ones.
 
     Parameters
     ----------
-    rows, labels
-        The rows that tune.
-    score
-        What is not tuned: temperature and kind of gradient.
-    kreg
-        ``None`` takes the rank that the true label keeps to in a share 1 - alpha of the rows.
-    lams, deltas
+    rows : LabelRows
+        The rows set aside for tuning.
+    labels : Tensor
+        Their labels.
+    score : Cumulative
+        The settings that are not tuned: temperature and kind of gradient.
+    kreg : int or None
+        ``None`` takes the 1 - alpha quantile of the true label's rank.
+    lams, deltas : sequence of float
         The values to combine.
-    criterion
-        ``"size"``, the mean size of sets, or ``"coverage"``, their size-stratified violation.
-    alpha
+    criterion : str
+        ``"size"``, the mean set size, or ``"coverage"``, the size-stratified violation.
+    alpha : float
         The level at which the combinations are compared.
-    allow_empty
+    allow_empty : bool
         Whether sets may be empty.
-    randomized
-        Otherwise sets hold the label that crosses the threshold.
+    randomized : bool
+        If ``False``, sets contain the label that crosses the threshold.
     """
     if kreg is None:
         ranks = _all_places(rows, labels, replace(score, delta=deltas[0])).rank
@@ -228,7 +230,7 @@ def _try_lams(
     allow_empty: bool,
     randomized: bool,
 ) -> list[SetCandidate]:
-    """Compare values of lam, which share weights and their order."""
+    """Return a candidate for each value of lam; they share the weights and their order."""
     place = _all_places(rows, labels, score)
     rules = [replace(score, lam=lam) for lam in lams]
     scores = torch.stack([rule.at(place, rows) for rule in rules], dim=1)

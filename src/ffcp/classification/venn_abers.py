@@ -1,4 +1,4 @@
-"""Probabilities of classes that are calibrated by Venn-Abers predictors."""
+"""Calibrated class probabilities by Venn-Abers predictors."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from ffcp.predictor import Predictor, steady
 
 
 class Pair(NamedTuple):
-    """Two probabilities, of which one is right in the sense of Venn prediction.
+    """Two probabilities, one for each label that the row may have.
 
     Attributes
     ----------
     p0, p1 : Tensor
-        What isotonic regression says with the row added as one that is not of the class, and as
-        one that is. For two classes those of the class 1, (n,); for more those of each class
-        against the rest, (n, classes).
+        The fit of isotonic regression with the row added as a negative, and as a positive example
+        of the class. For two classes that of class 1, (n,); for more those of each class against
+        the rest, (n, classes).
     """
 
     p0: Tensor
@@ -41,7 +41,7 @@ class LogOdds(Score):
     takes_infinity = False
 
     def score(self, out: BatchOutput, y: Tensor) -> Tensor:
-        """Return the log odds of calibration rows; refuse labels that are no classes."""
+        """Return the log odds of calibration rows; raise if a label is not a class."""
         scores = self.of_rows(out)
         if out.output.dim() == 2 and out.output.shape[1] > 1:
             refuse_probabilities(out.output)
@@ -56,7 +56,7 @@ class LogOdds(Score):
         if logits.dim() != 2:
             raise ValueError(
                 f"the model's output has shape {tuple(out.output.shape)}: Venn-Abers needs logits, "
-                "(n, K) for K classes, or one for two of them, (n,) or (n, 1)"
+                "(n, K) for K classes, or (n,) or (n, 1) for two classes"
             )
         arrays.check_finite(logits, "the model's output", out.rows[0])
         if logits.shape[1] == 1:
@@ -65,7 +65,7 @@ class LogOdds(Score):
             return logits[:, 1:] - logits[:, :1]
         logs = logits.log_softmax(dim=1)
         odds = logs - torch.log1p(-logs.exp())
-        # Of the likeliest class 1 - p is rounded away: it is the sum of the others.
+        # For the most probable class 1 - p is lost in rounding: sum the others instead.
         top = logits.argmax(dim=1, keepdim=True)
         others = logits.scatter(1, top, -torch.inf).logsumexp(dim=1, keepdim=True)
         return odds.scatter(1, top, logits.gather(1, top) - others)
@@ -76,28 +76,28 @@ class VennAbers(Predictor):
 
     Parameters
     ----------
-    model
-        A trained classifier; forward returns logits: (n, K) for K classes, or one for two classes,
-        (n,) or (n, 1), that of the class 1.
-    batch_size
+    model : nn.Module
+        A trained classifier; forward returns logits: (n, K) for K classes, or, for two classes,
+        the logit of class 1, (n,) or (n, 1).
+    batch_size : int, default=None
         Rows per pass over arrays; by default about 16 MB of input (2 MB of images), at most
         8,192 rows.
-    output
-        Which part of what the model returns is the prediction, if it returns a tuple, a dict or
-        the like: a key (``"logits"``), an index, or a function of what it returns.
+    output : str, int or callable, default=None
+        Which part of the model's return value is the prediction, if it is a tuple, a dict or
+        similar: a key (``"logits"``), an index, or a function.
 
     Notes
     -----
-    Promised, for exchangeable rows and two classes: of the pair of :meth:`predict_pair`, the one
-    of the label that the row turns out to have is perfectly calibrated. The two differ by about
-    what one row can change. With more classes that is so for each class against the rest; that
-    probabilities are then divided by their sum is a convenience without a promise.
+    For exchangeable rows and two classes, the member of the pair of :meth:`predict_pair` that
+    belongs to the row's true label is perfectly calibrated. The two differ by about the influence
+    of one row. With more classes this holds for each class against the rest; dividing the
+    probabilities by their sum is a convenience without a guarantee.
 
     Examples
     --------
     >>> _ = torch.manual_seed(0)
     >>> x, model = torch.randn(900, 3), nn.Linear(3, 2)  # yours is trained
-    >>> y = torch.distributions.Categorical(logits=model(x) / 3).sample()  # it is too sure
+    >>> y = torch.distributions.Categorical(logits=model(x) / 3).sample()  # it is overconfident
     >>> venn = VennAbers(model).calibrate(x[:800], y[:800])
     >>> venn.predict_proba(x[800:]).shape
     torch.Size([100, 2])
@@ -116,22 +116,22 @@ class VennAbers(Predictor):
         return {"batch_size": self.batch_size, "output": self.output}
 
     def read_target(self, y: Any) -> Tensor:
-        """Return the number of the class of each row."""
+        """Return the class number of each row."""
         return label_tensor(y, None)
 
     @steady
     def predict_pair(self, x: Any) -> Pair:
-        """Return the probabilities with each of the labels that a row may have.
+        """Return the pair of probabilities, for each label that a row may have.
 
         Parameters
         ----------
-        x
-            Inputs, as the model takes them, or a loader of them.
+        x : array-like or loader
+            Inputs, as the model takes them, or a loader of inputs.
 
         Returns
         -------
         Pair
-            ``(p0, p1)``: for two classes those of the class 1, (n,) each; for more those of each
+            ``(p0, p1)``: for two classes those of class 1, (n,) each; for more those of each
             class against the rest, (n, classes).
         """
         return self._pair(x)
@@ -147,10 +147,10 @@ class VennAbers(Predictor):
 
     @steady
     def predict_proba(self, x: Any) -> Tensor:
-        """Return one probability for each class, (n, classes), that sum to 1.
+        """Return the probability of each class, (n, classes); rows sum to 1.
 
-        Of a pair it is p1 / (1 - p0 + p1), which loses least whichever of the two is right; of
-        several classes these numbers are divided by their sum.
+        A pair is merged as p1 / (1 - p0 + p1), which has the smallest log loss in the worst case;
+        for several classes the results are divided by their sum.
         """
         p0, p1 = self._pair(x)
         merged = p1 / (1 - p0 + p1)

@@ -1,4 +1,4 @@
-"""The ``ffcp`` command, which the extras ``cli`` and ``tables`` bring the packages for."""
+"""The ``ffcp`` command; it needs the extra ``cli``, and ``tables`` for the commands on tables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _CLI = ("typer", "rich", "matplotlib")
 
 
 def main() -> None:
-    """Run the command; without the extra, say what to install."""
+    """Run the command; exit with installation instructions if a package is missing."""
     try:
         from ffcp.cli.app import app
 
@@ -20,6 +20,6 @@ def main() -> None:
             raise
         extra = "cli" if package in _CLI else "tables"
         sys.exit(
-            f"The ffcp command needs {package}, which comes with an extra of this library: "
+            f"The ffcp command needs the package {package!r}. Install it with: "
             f"pip install 'ffcp[{extra}]'"
         )

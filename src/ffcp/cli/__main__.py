@@ -1,4 +1,4 @@
-"""``python -m ffcp.cli`` is the ``ffcp`` command."""
+"""Run the ``ffcp`` command by ``python -m ffcp.cli``."""
 
 from ffcp.cli import main
 

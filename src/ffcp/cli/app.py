@@ -1,4 +1,4 @@
-"""The commands of ``ffcp``: their options, what they refuse and what they print."""
+"""The command line application ``ffcp``, and its command ``demo``."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ffcp.cli import tables
 from ffcp.cli.printing import print_table, say
 
 app = typer.Typer(
-    help="""Prediction bands with a guarantee, for the PyTorch network you already have.
+    help="""Prediction intervals with guaranteed coverage for your PyTorch network.
 
-    Start with **ffcp demo**: it needs no data and shows what the library does. With a table of
-    your own, **ffcp fit** trains a network and calibrates its bands. In a program,
+    Start with **ffcp demo**: it needs no data and shows what the library does. If you have a
+    table, **ffcp fit** trains a network and calibrates its prediction intervals. In a program,
     *import ffcp* and calibrate your own network.""",
-    epilog="The paper's tables and figures have a command of their own, ffcp-paper.",
+    epilog="A separate command, ffcp-paper, reproduces the paper's tables and figures.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -29,8 +29,8 @@ app = typer.Typer(
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         typer.echo(f"ffcp {ffcp.__version__}")
         raise typer.Exit
 
@@ -47,20 +47,20 @@ def _options(
 @app.command()
 def demo(
     out: Annotated[
-        Path, typer.Option(help="Where to write the picture of the bands: .png, .pdf or .svg.")
+        Path, typer.Option(help="File for the plot of the intervals: .png, .pdf or .svg.")
     ] = Path("ffcp_demo.png"),
     alpha: Annotated[
-        float, typer.Option(help="Share of misses allowed; 0.1 asks for 90 % coverage.")
+        float, typer.Option(help="Allowed share of misses; 0.1 means 90 % coverage.")
     ] = 0.1,
     epochs: Annotated[int, typer.Option(min=1, help="Training epochs for each network.")] = 150,
-    seed: Annotated[int, typer.Option(help="Seed of the data, the network and the choice.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the data, network and selection.")] = 0,
 ) -> None:
     """Train a small network on two data sets and compare CP with FFCP.
 
     Downloads nothing and takes about half a minute.
 
     Prints a table for each data set, with coverage, mean length, the worst group's coverage and
-    the seconds for calibration and prediction, and draws the bands.
+    the seconds for calibration and prediction, and plots the prediction intervals.
     """
     if not 0 < alpha < 1:
         raise typer.BadParameter(f"{alpha} does not lie between 0 and 1", param_hint="--alpha")
@@ -71,7 +71,7 @@ def demo(
     # Imported here: the help and the version should not wait for matplotlib.
     from ffcp.cli import demo as demonstration
 
-    torch.set_num_threads(1)  # layers this small only lose time by being divided
+    torch.set_num_threads(1)  # faster for layers this small
     results = []
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, transient=True) as progress:
@@ -89,7 +89,7 @@ def demo(
         print_table(None, demonstration.COLUMNS, [row.cells() for row in result.rows])
         Console().print(result.verdict(), highlight=False)
     demonstration.picture(results).savefig(out, dpi=150)
-    say(f"Picture of the bands: {out}")
+    say(f"Plot of the intervals: {out}")
 
 
 for command in (tables.fit, tables.predict, tables.check, tables.show):

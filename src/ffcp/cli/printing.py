@@ -1,4 +1,4 @@
-"""How commands print: words as they are, and tables."""
+"""Printing of text and tables on the terminal."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from rich.table import Table
 
 
 def say(text: str) -> None:
-    """Print words as they are."""
+    """Print text without markup or highlighting."""
     Console().print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def print_table(title: str | None, names: Iterable[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table; columns of numbers stand at the right."""
+    """Print a table; columns of numbers are aligned to the right."""
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for name, cells in zip(names, zip(*rows, strict=True), strict=True):
         numbers = all(cell[:1].isdigit() for cell in cells)

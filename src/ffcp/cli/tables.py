@@ -10,20 +10,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from typer import Argument, Option
 
 from ffcp.cli.printing import print_table, say
+from ffcp.notebooks import number
+from ffcp.progress import hidden
 
 if TYPE_CHECKING:
     from ffcp.online.monitor import Monitor
     from ffcp.tables import FittedTable
     from ffcp.tables.evaluation import Measured
 
-_SURE = 0.01  # a chance below it is no chance any more
-Folder = Annotated[Path, Argument(help="A folder that ffcp fit made.", show_default=False)]
-Alpha = Annotated[float | None, Option(help="Share of misses allowed; by default the fit's, 0.1.")]
-Level = Annotated[float | None, Option(help="In place of --alpha: the coverage, 1 - alpha.")]
+_SIGNIFICANCE = 0.01  # coverage with a smaller p-value is reported as too low
+Folder = Annotated[Path, Argument(help="A folder written by ffcp fit.", show_default=False)]
+Alpha = Annotated[float | None, Option(help="Allowed share of misses; by default the fit's, 0.1.")]
+Level = Annotated[float | None, Option(help="Instead of --alpha: the coverage, 1 - alpha.")]
 
 
 def fit(
@@ -33,42 +36,42 @@ def fit(
     alpha: Alpha = None,
     confidence_level: Level = None,
     classify: Annotated[
-        bool, Option("--classify", help="Predict sets of labels, though they are numbers.")
+        bool, Option("--classify", help="Treat a numeric target as class labels.")
     ] = False,
     group: Annotated[
-        str | None, Option(help="A column: the guarantee holds in each of its groups.")
+        str | None, Option(help="A column of groups: the guarantee holds in each group.")
     ] = None,
     time: Annotated[
         str | None, Option(help="A column that orders rows: train on the past.")
     ] = None,
     support: Annotated[
-        str | None, Option(help='Range of the target: "0," is 0 and more, "0,1" 0 to 1.')
+        str | None, Option(help='Range of the target: "0," means >= 0, "0,1" from 0 to 1.')
     ] = None,
-    side: Annotated[str, Option(help="both, lower, upper or each.")] = "both",
+    side: Annotated[str, Option(help="Which ends: both, lower, upper or each.")] = "both",
     minutes: Annotated[
         float,
         Option(
-            help="Time limit of the training. In a short time fewer rows are used: all else takes "
-            "about as long on one core, besides reading the file once and a few seconds."
+            help="Time limit of the training. With a short limit fewer rows are used: the rest of "
+            "the work takes about as long on one core, plus a few seconds and reading the file."
         ),
     ] = 3.0,
-    seed: Annotated[int, Option(min=0, help="Seed of all that is random.")] = 0,
-    force: Annotated[bool, Option("--force", help="Replace a fit that is there.")] = False,
+    seed: Annotated[int, Option(min=0, help="Seed of all random numbers.")] = 0,
+    force: Annotated[bool, Option("--force", help="Replace an existing fit.")] = False,
 ) -> None:
-    """Train a network on a table, calibrate its bands, test them, and write a folder.
+    """Train a network on a table, calibrate its intervals, test them, and write a folder.
 
-    Ctrl-C ends the training and keeps the best network so far. All that was decided for you is
-    printed, and stored in the folder; its **report.html** shows the test.
+    Ctrl-C ends the training and keeps the best network so far. All automatic decisions are
+    printed and stored in the folder; its **report.html** shows the test.
     """
-    with _said():
+    with _reported():
         from ffcp import tables
         from ffcp.tables import folder, table_io
 
-        alpha = _asked(alpha, confidence_level)
+        alpha = _requested(alpha, confidence_level)
         where = out or table.with_name(f"{table_io.base_name(table)}.ffcp")
         folder.must_be_free(where, force=force)
         folder.must_be_writable(where)
-        with _progress("reading") as tell:
+        with _progress("reading") as show_progress:
             fitted = tables.fit(
                 table,
                 target,
@@ -80,11 +83,11 @@ def fit(
                 support=_support(support),
                 minutes=minutes,
                 seed=seed,
-                progress=tell,
+                progress=show_progress,
             )
         fitted.save(where, force=force)
     _print_fit(fitted)
-    say(f"Written: {where}; look at {where / folder.REPORT}")
+    say(f"Written: {where}; the report is {where / folder.REPORT}")
 
 
 def predict(
@@ -93,28 +96,28 @@ def predict(
     out: Annotated[
         Path | None,
         Option(
-            help="The file to write, by default TABLE.intervals.csv, of classes TABLE.sets.csv; "
-            "with --ray a folder."
+            help="The file to write, by default TABLE.intervals.csv, or TABLE.sets.csv for "
+            "classes; with --ray a folder."
         ),
     ] = None,
     alpha: Alpha = None,
     confidence_level: Level = None,
-    ray: Annotated[bool, Option("--ray", help="Share the tables among workers of Ray.")] = False,
+    ray: Annotated[bool, Option("--ray", help="Distribute the tables over Ray workers.")] = False,
 ) -> None:
     """Write the rows of tables with their prediction and interval, or set of labels.
 
-    Files larger than memory are read and written part by part. A row that cannot be predicted
-    is there with empty cells and a reason.
+    Files larger than memory are read and written in parts. A row that cannot be predicted is
+    written with empty cells and the reason.
 
-    With **--ray** each table is the work of one process of the cluster at RAY_ADDRESS, or of this
-    machine. The folder, by default *intervals* or *sets* beside the first table, is there when all
-    of it is.
+    With **--ray** each table is predicted by one process of the cluster at RAY_ADDRESS, or of this
+    machine. The folder, by default *intervals* or *sets* beside the first table, appears when all
+    tables are written.
     """
-    with _said():
-        from ffcp import tables as rooms
+    with _reported():
+        from ffcp.tables import load
 
-        alpha = _asked(alpha, confidence_level)
-        fitted = rooms.load(folder)
+        alpha = _requested(alpha, confidence_level)
+        fitted = load(folder)
         where = out or tables[0].with_name(fitted.kind)
         if ray:
             from ffcp.ray.tables import predict_files
@@ -127,44 +130,47 @@ def predict(
             parts = (part for one, to in pairs for part in fitted.predict_file(one, to, alpha))
         rows = empty = 0
         remarks: dict[str, None] = {}
-        with _progress("predicting") as tell:
+        with _progress("predicting") as show_progress:
             for part in parts:
                 rows, empty = rows + part.rows, empty + part.empty
                 remarks.update(dict.fromkeys(part.remarks))
-                tell(f"predicted {rows:,} rows", None)
+                show_progress(f"predicted {rows:,} rows", None)
     for remark in remarks:
         say(f"Note: {remark}")
     if empty:
-        say(f"{empty:,} rows could not be predicted: see the column reason")
+        say(f"{empty:,} rows could not be predicted: see the column 'reason'")
     say(f"Written: {', '.join(map(str, written))}, {rows:,} rows")
 
 
 def _places(tables: list[Path], out: Path | None, kind: str) -> list[Path]:
-    """Name the file to write for each table; none is a table, and no two are the same."""
+    """Return the output file of each table; raise if it is the table itself or used twice."""
     from ffcp.tables import TableError, table_io
 
     if out is not None and len(tables) > 1:
-        raise TableError("--out names one file, and there are several tables: leave it out")
+        raise TableError("--out names one file, but there are several tables: leave it out")
     places: dict[Path, Path] = {}
     for table in tables:
         ending = ".parquet" if table_io.is_parquet(table) else ".csv"
         where = out or table.with_name(f"{table_io.base_name(table)}.{kind}{ending}")
         if where.resolve() == table.resolve():
-            raise TableError(f"--out {out} is the table itself: give another file")
+            raise TableError(f"--out {out} is the table itself: name another file")
         if where in places:
-            raise TableError(f"{places[where]} and {table} would both become {where}")
+            raise TableError(
+                f"{places[where]} and {table} would both be written to {where}: predict them one "
+                "by one, with --out"
+            )
         places[where] = table
     return list(places)
 
 
-def _asked(alpha: float | None, confidence_level: float | None) -> Any:
-    """Return the share of misses asked for, exactly, or ``None``."""
+def _requested(alpha: float | None, confidence_level: float | None) -> Any:
+    """Return the requested alpha as an exact fraction, or ``None``."""
     from ffcp.conformal.rank import requested_alpha
 
     if alpha is not None and confidence_level is not None:
-        raise typer.BadParameter("give --alpha or --confidence-level, not both")
-    is_asked = alpha is not None or confidence_level is not None
-    return requested_alpha(alpha, confidence_level) if is_asked else None
+        raise typer.BadParameter("pass --alpha or --confidence-level, not both")
+    is_given = alpha is not None or confidence_level is not None
+    return requested_alpha(alpha, confidence_level) if is_given else None
 
 
 def check(
@@ -172,51 +178,51 @@ def check(
     table: Annotated[Path, Argument(help="Rows with their target.")],
     alpha: Alpha = None,
     confidence_level: Level = None,
-    group: Annotated[str | None, Option(help="A column by which coverage is told apart.")] = None,
-    time: Annotated[str | None, Option(help="A column that orders rows: finds changes.")] = None,
+    group: Annotated[str | None, Option(help="A column of groups to report by.")] = None,
+    time: Annotated[str | None, Option(help="A column that orders rows, to detect drift.")] = None,
 ) -> None:
-    """Measure whether bands still cover on rows whose target is known, and in which groups.
+    """Measure coverage on rows whose target is known, overall and by groups.
 
-    The rows must be fresh: those of the fit tell little, and if most of them are, it is said.
+    Use new rows: a note is printed if most of them were part of the fit.
 
-    Says, too, whether the data has moved, which it can have done though bands still cover. Ends
-    with code 1 if coverage is lower than chance allows.
+    Also tests for drift, which can occur while the intervals still cover. Exits with code 1 if
+    coverage is significantly too low.
     """
-    with _said():
+    with _reported():
         from ffcp import tables
-        from ffcp.tables import seen, table_io
+        from ffcp.tables import fit_rows, table_io
 
-        alpha = _asked(alpha, confidence_level)
+        alpha = _requested(alpha, confidence_level)
         fitted, frame = tables.load(folder), table_io.read(table)
         measured = fitted.check(frame, alpha, group)
         monitor = fitted.watch(frame, alpha, time)
-        chance = fitted.still_covers(measured, alpha)
+        p_value = fitted.still_covers(measured, alpha)
     say(f"Calibrated with {fitted.calibrated:,} rows")
     _print_measured(measured, bool(fitted.about.classes), columns=True)
     _print_watched(monitor, fitted, time)
-    if chance < _SURE:
-        say(f"It no longer covers as promised (p = {chance:.2g}). Fit again, with newer rows.")
+    if p_value < _SIGNIFICANCE:
+        say(f"Coverage is significantly too low (p = {p_value:.2g}): fit again, with newer rows.")
         raise typer.Exit(1)
-    if measured.seen < seen.MOST_OF_THEM:
-        say("It covers as promised, as far as these rows can tell.")
+    if measured.seen < fit_rows.MOST_OF_THEM:
+        say("Coverage is as guaranteed: these rows show no significant deviation.")
     else:
-        say("It covers these rows, but most had a part in the fit: check with fresh ones.")
+        say("These rows are covered, but most were part of the fit: check with new rows.")
 
 
 def show(folder: Folder) -> None:
-    """Say what a fit is: its columns, sizes and guarantee, and how it did."""
-    with _said():
+    """Print a fit's columns, sizes, guarantee and test results."""
+    with _reported():
         from ffcp import tables
 
         fitted = tables.load(folder)
     rows = [(column.name, column.kind, column.why) for column in fitted.columns[0]]
-    print_table(None, ("column", "taken as", "why"), rows)
+    print_table(None, ("column", "kind", "why"), rows)
     _print_fit(fitted)
 
 
 @contextlib.contextmanager
-def _said() -> Iterator[None]:
-    """Print warnings as notes, and what is wrong in one sentence; that ends with code 2."""
+def _reported() -> Iterator[None]:
+    """Print warnings as notes, and an error as one sentence, followed by exit code 2."""
     from ffcp.warnings import FFCPWarning
 
     with warnings.catch_warnings(record=True) as remarks:
@@ -225,8 +231,8 @@ def _said() -> Iterator[None]:
             yield
         except (ValueError, OSError) as error:
             name = getattr(error, "filename", None)
-            of_disk = getattr(error, "strerror", None)  # nothing is left half written
-            text = f"{of_disk}: {name}" if of_disk and name else of_disk or error
+            reason = getattr(error, "strerror", None)
+            text = f"{reason}: {name}" if reason and name else reason or error
             typer.echo(f"Error: {text}", err=True)
             raise typer.Exit(2) from error
         except KeyboardInterrupt:
@@ -239,9 +245,11 @@ def _said() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _progress(what: str) -> Iterator[Any]:
-    """Show a bar while something is done; yields a function that is told what, and its share."""
+    """Show a progress bar; yields a function of the current step's text and the share done."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, transient=True) as progress:
+    # Nothing is written to a file, not even an empty line.
+    bar = Progress(*columns, transient=True, disable=not Console().is_terminal)
+    with hidden(), bar as progress:
         task = progress.add_task(what, total=None)
         yield lambda what, share: progress.update(
             task, description=what, completed=share, total=None if share is None else 1.0
@@ -249,7 +257,7 @@ def _progress(what: str) -> Iterator[Any]:
 
 
 def _support(text: str | None) -> tuple[float | None, float | None]:
-    """Read a range: ``"0,"`` is 0 and more.
+    """Return the ends of a range: ``"0,"`` means >= 0.
 
     >>> _support("0,"), _support(",1"), _support("0,1")
     ((0.0, None), (None, 1.0), (0.0, 1.0))
@@ -260,12 +268,14 @@ def _support(text: str | None) -> tuple[float | None, float | None]:
     try:
         low, high = (float(end) if end else None for end in ends)
     except ValueError as error:
-        raise ValueError(f'--support {text!r} is no range: "0,", ",1" and "0,1" are') from error
+        raise ValueError(
+            f'--support: expected a range like "0,", ",1" or "0,1", got {text!r}'
+        ) from error
     return low, high
 
 
 def _print_fit(fitted: FittedTable) -> None:
-    from ffcp.tables.training import told
+    from ffcp.tables.training import training_summary
 
     about = fitted.about
     what = f"{len(about.classes)} classes" if about.classes else "numbers"
@@ -273,9 +283,9 @@ def _print_fit(fitted: FittedTable) -> None:
     say(f"Target {about.target!r}: {what}, from {used} columns of {about.source}")
     for decision in about.decisions:
         say(f"Decided: {decision}")
-    say("Rows: " + ", ".join(f"{count:,} {name}" for name, count in about.rows.items()))
-    say(f"Training: {told(about.training)}")
-    say(f"Method: {about.method}")
+    say("Rows: " + ", ".join(f"{count:,} for {name}" for name, count in about.rows.items()))
+    say(f"Training: {training_summary(about.training)}")
+    say("Method:" + ("\n" if "\n" in about.method else " ") + about.method)
     say(f"Guarantee: {about.guarantee}")
     if about.tested is not None:
         _print_measured(about.tested, bool(about.classes))
@@ -283,55 +293,56 @@ def _print_fit(fitted: FittedTable) -> None:
 
 def _print_measured(measured: Measured, labels: bool, columns: bool = False) -> None:
     length = "mean size" if labels else "mean length"
-    size = "" if measured.size is None else f", {length} {measured.size:.4g}"
-    score = "" if measured.score is None else f", interval score {measured.score:.4g}"
+    size = "" if measured.size is None else f", {length} {number(measured.size)}"
+    score = "" if measured.score is None else f", interval score {number(measured.score)}"
     share = f"{measured.coverage:.1%} [{measured.low:.1%}, {measured.high:.1%}]"
     say(f"Coverage {share} of {measured.rows:,} rows{size}{score}")
     if measured.excess is not None:
         say(f"Coverage by columns: {_depends(*measured.excess)}")
     if measured.infinite:
-        say(f"{measured.infinite:,} of the bands are infinite")
+        say(f"{measured.infinite:,} of the intervals are infinite")
     if measured.without:
         say(f"{measured.without:,} rows could not be predicted")
     worst = sorted(measured.columns, key=lambda part: part.coverage)[:5] if columns else ()
-    for title, parts in (("By group", measured.groups), ("Where it covers least", worst)):
+    for title, parts in (("By group", measured.groups), ("Lowest coverage", worst)):
         rows = []
         for part in parts:
             shares = f"{part.coverage:.1%}", f"{part.low:.1%} to {part.high:.1%}"
-            size = "infinite" if part.size is None else f"{part.size:.4g}"
+            size = "infinite" if part.size is None else number(part.size)
             rows.append((part.column, part.value, f"{part.rows:,}", *shares, size))
         if rows:
             print_table(title, ("column", "value", "rows", "coverage", "interval", length), rows)
 
 
 def _depends(value: float, low: float, high: float) -> str:
-    """Write what a classifier finds out about where rows are covered.
+    """Return a summary of how far coverage depends on the columns, by its excess risk.
 
     >>> _depends(0.01, 0.005, 0.015)
     'differs by about 10 % between rows (excess risk 0.0100 [0.0050, 0.0150])'
     >>> _depends(-0.001, -0.002, 0.0)
-    'no difference between rows is found (excess risk -0.0010 [-0.0020, 0.0000])'
+    'no difference between rows found (excess risk -0.0010 [-0.0020, 0.0000])'
     """
     found = f"differs by about {math.sqrt(max(value, 0.0)):.0%} between rows"
-    found = found.replace("%", " %") if low > 0 else "no difference between rows is found"
+    found = found.replace("%", " %") if low > 0 else "no difference between rows found"
     return f"{found} (excess risk {value:.4f} [{low:.4f}, {high:.4f}])"
 
 
 def _print_watched(monitor: Monitor | None, fitted: FittedTable, time: str | None) -> None:
-    """Tell whether rows have moved, and show by which tests."""
-    from ffcp.online.monitor import TRUTH
+    """Print whether drift was detected, and the tests."""
+    from ffcp.online.monitor import COLUMNS, TRUTH
 
     if monitor is None:
-        why = "folds leave no scores" if fitted.about.folds else "give --time COLUMN"
-        say(f"Whether the data has moved is not tested: {why}.")
+        why = "a fit by folds keeps no scores" if fitted.about.folds else "pass --time COLUMN"
+        say(f"Not tested for drift: {why}.")
         return
     if time is None:  # rows in random order are compared with calibration, not with one another
-        moved, shown = monitor.alarms[TRUTH] is not None, monitor.table()[:1]
-        order, times = "random order", "once"
+        drift, shown = monitor.alarms[TRUTH] is not None, monitor.table()[:1]
+        order, times = "random order", 1
     else:
-        moved, shown, order, times = monitor.alarm, monitor.table(), f"order of {time!r}", "twice"
+        drift, shown, order, times = monitor.alarm, monitor.table(), f"order of {time!r}", 2
     rows = [[f"{v:.4g}" if isinstance(v, float) else str(v) for v in one.values()] for one in shown]
-    title = f"Has the data moved? ({monitor.rows:,} rows in {order})"
+    title = f"Drift tests ({monitor.rows:,} rows in {order})"
     print_table(title, shown[0], rows)
-    odds = f"without change this is said {times} in {monitor.threshold:.0f} at most"
-    say(f"The data has moved: {odds}." if moved else "No sign that the data has moved.")
+    say(COLUMNS.strip())
+    odds = f"the probability of a false alarm is at most {times / monitor.threshold:.2g}"
+    say(f"Drift detected: {odds}." if drift else "No drift detected.")

@@ -1,4 +1,4 @@
-"""Calibrate in all processes of a job that torchrun has started: see :func:`calibrate`."""
+"""Calibration in all processes of a torch.distributed job: see :func:`calibrate`."""
 
 from ffcp.distributed.calibrate_ranks import calibrate
 

@@ -1,4 +1,4 @@
-"""One calibration in many processes: each scores its rows, all end with the same calibration."""
+"""One calibration in many processes: each scores its rows, and all get the same calibration."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ffcp import files
 from ffcp.conformal.rank import exact_alpha
 from ffcp.distributed.parts import Kind, State, merged, state_of
 from ffcp.distributed.ranks import Ranks
-from ffcp.distributed.sampling import OwnRows, Told, must_be_disjoint
+from ffcp.distributed.sampling import OwnRows, RowsSummary, must_be_disjoint
 from ffcp.predictor import Predictor
 
 
@@ -31,32 +31,31 @@ def calibrate(
 ) -> Kind:
     """Calibrate a predictor in all processes of a group: each scores its part of the rows.
 
-    All processes call this with the same predictor and each with its own rows. All end with the
-    same calibration: the scores of all ranks, merged in their order. Only scores are exchanged,
-    never rows. What is left open (a layer, a bandwidth, what is learned) is selected by the first
-    rank that has rows, on a share of them that does not calibrate, and sent to all others, which
-    wait for it. So intervals are as valid as those of one process, but where something is selected
-    they are not the same.
+    All processes call this with the same predictor and each with its own rows. All get the same
+    calibration: the scores of all ranks, merged in rank order. Only scores are exchanged, never
+    rows. A selection (of a layer, a bandwidth, a learned model) is made by the first rank that has
+    rows, on a share of them that is not used for calibration, and sent to the others, which wait
+    for it. Intervals are as valid as those of one process, but after a selection not identical.
 
     Parameters
     ----------
-    predictor
-        Made in the same way, of the same weights, in every process.
+    predictor : Predictor
+        Constructed with the same arguments and weights in every process.
     x, y, groups, weights, new, update
-        As in :meth:`ffcp.predictor.Predictor.calibrate`. Parts may be of any size, also empty. Of
-        a loader with a ``DistributedSampler`` the rows that it repeats, to give every rank the
-        same number, are left out. ``groups`` and ``weights`` that are no functions are those of
-        this rank's rows, as its loader yields them; ``new`` is the same in every process.
-    rank_error
-        Keep and send summaries of the scores, as :meth:`compress` makes them, and with this rank
-        error in the end: 1e-4, say. By default every process keeps all scores of all.
-    process_group
-        Which processes take part; by default all.
+        As in :meth:`ffcp.predictor.Predictor.calibrate`. Parts may be of any size, even empty.
+        Rows that a ``DistributedSampler`` repeats, to give every rank the same number, are left
+        out. ``groups`` and ``weights``, unless they are functions, are those of this rank's rows,
+        as its loader yields them; ``new`` is the same in every process.
+    rank_error : float, default=None
+        Keep and send summaries of the scores, as of :meth:`compress`, with this rank error of the
+        final calibration, for example 1e-4. By default every process keeps all scores.
+    process_group : ProcessGroup, default=None
+        The processes that take part; by default all.
 
     Returns
     -------
     predictor
-        Calibrated; unchanged, in every process, if anything goes wrong in any of them. Then all
+        The calibrated predictor. If any process fails, it is unchanged in every process, and all
         processes raise an error with the message and the rank of the one that failed.
 
     Examples
@@ -69,13 +68,15 @@ def calibrate(
         ffcp.distributed.calibrate(predictor, loader)
     """
     if not isinstance(predictor, Predictor):
-        raise TypeError(f"cannot calibrate a {type(predictor).__name__} in several processes")
+        raise TypeError(
+            f"'predictor' must be a predictor of ffcp, got {type(predictor).__name__!r}"
+        )
     ranks = Ranks(process_group)
     with torch.inference_mode(False):  # the scores outlive the caller's inference_mode
         part = _RankPart(predictor, ranks.rank, new, update, rank_error)
-        told = ranks.each(lambda: part.begin(x, y, groups, weights))
-        must_be_disjoint(told)
-        lead = next((rank for rank, one in enumerate(told) if one.has_rows), None)
+        summaries = ranks.each(lambda: part.begin(x, y, groups, weights))
+        must_be_disjoint(summaries)
+        lead = next((rank for rank, one in enumerate(summaries) if one.has_rows), None)
         selected = None
         if not (part.update or predictor.is_settled):
             selected = ranks.each(lambda: part.scored() if ranks.rank == lead else None)[lead or 0]
@@ -84,15 +85,15 @@ def calibrate(
         )
         if len(set(ranks.each(lambda: part.merge(states)))) > 1:
             raise ValueError(
-                "the ranks had different calibrations before update=True: calibrate all ranks "
-                "together, or load the same file in each"
+                "update=True needs the same calibration in all ranks, but they differ: calibrate "
+                "all ranks together, or load the same file in each"
             )
     predictor.take_over(part.merged)
     return predictor
 
 
 class _RankPart:
-    """What one process does of a calibration that all of them make together."""
+    """The part of one process in a common calibration."""
 
     merged: Predictor
 
@@ -103,17 +104,20 @@ class _RankPart:
         self.update = update and len(predictor.calibration) > 0
         self._error = rank_error
 
-    def begin(self, x: Any, y: Any, groups: Any, weights: Any) -> Told:
-        """Look at what is given, and tell the others."""
+    def begin(self, x: Any, y: Any, groups: Any, weights: Any) -> RowsSummary:
+        """Check the arguments and return a summary of the rows for the other processes."""
         if self._error is not None:
             self._error = exact_alpha(self._error, "rank_error")
         if self.update and self._new is not None:
-            raise ValueError("what was learned from new inputs stays: leave out new=, or update=")
+            raise ValueError(
+                "'new' cannot be combined with update=True, which keeps the density ratio: leave "
+                "out one of the two"
+            )
         self._rows = OwnRows(self._predictor.model, x, y, groups, weights)
-        return self._rows.told()
+        return self._rows.summary()
 
     def scored(self, selected: State | None = None, lead: int | None = None) -> State | None:
-        """Score the rows of this process, with what another one has selected."""
+        """Return the calibration of this process's rows, given another rank's selection."""
         rows, predictor = self._rows, self._predictor
         if not rows.has_any:
             return None
@@ -134,14 +138,14 @@ class _RankPart:
         return state_of(mine)
 
     def _seed(self) -> int | None:
-        """Return a seed of this process's own, also for its next update."""
-        if self._predictor.seed is None:  # the operating system gives each another one
+        """Return a seed that differs between processes and updates."""
+        if self._predictor.seed is None:  # the operating system seeds each process
             return None
-        told = [self._predictor.seed, self._rank, len(self._predictor.calibration)]
-        return int(np.random.SeedSequence(told).generate_state(1, np.uint64)[0])
+        entropy = [self._predictor.seed, self._rank, len(self._predictor.calibration)]
+        return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0])
 
     def merge(self, states: Sequence[State | None]) -> str:
-        """Merge the calibrations of all processes in the order of ranks, and return a hash."""
+        """Merge the calibrations of all processes in rank order, and return a hash."""
         base = [state_of(self._predictor)] if self.update else []
         known = [*base, *(state for state in states if state is not None)]
         self.merged = merged(self._predictor, known, self._error)

@@ -1,4 +1,4 @@
-"""Calibrations in parts: what a process sends of its own, and how those of all are merged."""
+"""Partial calibrations: the state that a process sends, and the merge of all states."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from torch import Tensor
 from ffcp.predictor import Predictor
 
 Kind = TypeVar("Kind", bound=Predictor)
-State = dict[str, Tensor]  # a calibration as files hold it
+State = dict[str, Tensor]  # a calibration as in saved files
 
 
 def state_of(predictor: Predictor) -> State:
-    """Return a calibration without the model, in tensors that can be sent by themselves."""
+    """Return a calibration without the model, as CPU tensors that can be sent."""
     return {name: tensor.detach().cpu().clone() for name, tensor in predictor.state().items()}
 
 
 def merged(predictor: Kind, states: Iterable[State], rank_error: Any = None) -> Kind:
-    """Return a predictor with the scores of all states, in their order; summed up if asked for.
+    """Return a predictor with the scores of all states, in order; compressed with a rank_error.
 
-    Neighbours are merged first, so that no score is copied often.
+    Neighbours are merged first, so that each score is copied only a few times.
     """
-    waiting: list[tuple[int, Kind]] = []  # how many states were merged in each, fewer and fewer
+    waiting: list[tuple[int, Kind]] = []  # the number of states merged in each, descending
     for state in states:
         count, part = 1, predictor.restored(state)
         while waiting and waiting[-1][0] == count:
@@ -31,7 +31,7 @@ def merged(predictor: Kind, states: Iterable[State], rank_error: Any = None) -> 
             count *= 2
         waiting.append((count, part))
     if not waiting:
-        raise ValueError("the calibration data is empty: there are no rows to score")
+        raise ValueError("the calibration data is empty: no rank has rows to score")
     parts = [part for _, part in waiting]
     while len(parts) > 1:
         last = parts.pop()

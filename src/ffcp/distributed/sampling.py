@@ -1,4 +1,4 @@
-"""Which rows of a process's loader are its own: a DistributedSampler pads by repeating some."""
+"""The rows of one process, without those that a DistributedSampler repeats as padding."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from torch.utils.data import DistributedSampler
 from ffcp.network import inputs
 from ffcp.network.arrays import is_arraylike
 
-_FEWEST = 8  # rows that are not equal by chance
+_FEWEST = 8  # this many equal rows are no coincidence
 
 
 class Share(NamedTuple):
-    """What a DistributedSampler hands out to one process."""
+    """The share of the rows that a DistributedSampler assigns to one process."""
 
     rank: int
     replicas: int
-    order: tuple[Any, ...]  # what all processes must agree on, for no row to come twice
-    own: int  # how many rows, counted from the first, are no repeats
+    order: tuple[Any, ...]  # must be equal in all processes, or rows would be repeated
+    own: int  # how many rows, counted from the first, are not padding
 
     @classmethod
     def of(cls, loader: Any) -> Share | None:
-        """Look for the sampler of a loader; ``None`` where rows are divided in another way."""
+        """Return the share of a loader's sampler; ``None`` without a DistributedSampler."""
         by_batch = getattr(loader, "batch_sampler", None)
         among = (getattr(loader, "sampler", None), by_batch, getattr(by_batch, "sampler", None))
         sampler = next((one for one in among if isinstance(one, DistributedSampler)), None)
@@ -34,9 +34,9 @@ class Share(NamedTuple):
             return None
         if type(sampler).__iter__ is not DistributedSampler.__iter__:
             raise ValueError(
-                f"{type(sampler).__name__} deals out rows in a way of its own, so that nobody can "
-                "tell which it repeats: use torch.utils.data.DistributedSampler, or give every "
-                "rank rows of its own"
+                f"sampler {type(sampler).__name__!r} overrides __iter__, so repeated rows cannot "
+                "be recognised: use torch.utils.data.DistributedSampler, or pass every rank "
+                "different rows"
             )
         rows = len(sampler.dataset)  # type: ignore[arg-type]
         # Position p of the order, padded at its end by its beginning, goes to rank p % replicas.
@@ -44,52 +44,52 @@ class Share(NamedTuple):
         own = len(range(sampler.rank, min(rows, sampler.total_size), sampler.num_replicas))
         if own < len(places) and not getattr(loader, "in_order", True):
             raise ValueError(
-                "the sampler repeats rows at the end, and the loader yields batches in any order: "
-                "leave out in_order=False"
+                "the sampler repeats rows at the end, and 'in_order' is False, so they cannot be "
+                "recognised: leave out in_order=False"
             )
         seed = (sampler.seed, sampler.epoch) if sampler.shuffle else None
         return cls(sampler.rank, sampler.num_replicas, (rows, seed, sampler.drop_last), own)
 
 
-class Told(NamedTuple):
-    """What a process tells the others of its rows before any is scored."""
+class RowsSummary(NamedTuple):
+    """The summary of its rows that a process sends to the others before scoring."""
 
     share: Share | None
     has_rows: bool
     first: str | None  # a hash of its first rows
 
 
-def must_be_disjoint(told: Sequence[Told]) -> None:
-    """Refuse samplers that would hand out a row to several processes, and equal first rows."""
-    shares = [one.share for one in told if one.share is not None]
+def must_be_disjoint(summaries: Sequence[RowsSummary]) -> None:
+    """Raise ValueError if processes would score the same rows."""
+    shares = [one.share for one in summaries if one.share is not None]
     alike = {(share.replicas, share.order) for share in shares}
     if (
         len({share.rank for share in shares}) < len(shares)
         or len(alike) > 1
-        or any(share.replicas != len(told) for share in shares)
+        or any(share.replicas != len(summaries) for share in shares)
     ):
         raise ValueError(
-            "the samplers would hand out rows to several ranks, and they would count twice: give "
-            "all ranks a DistributedSampler of the same rows, seed, epoch and drop_last, without "
-            f"rank= and num_replicas=. There are {shares}"
+            "the samplers would assign rows to several ranks, so they would count twice: use a "
+            "DistributedSampler with the same rows, seed, epoch and drop_last in all ranks, "
+            f"without rank= and num_replicas=. Got {shares}"
         )
-    seen: dict[str, int] = {}
-    for rank, one in enumerate(told):
-        if one.first is not None and seen.setdefault(one.first, rank) != rank:
+    ranks: dict[str, int] = {}
+    for rank, one in enumerate(summaries):
+        if one.first is not None and ranks.setdefault(one.first, rank) != rank:
             raise ValueError(
-                f"the first rows of rank {rank} are those of rank {seen[one.first]} again, so "
-                "rows would count several times: give each rank rows of its own, by "
-                "torch.utils.data.DistributedSampler, say"
+                f"rank {rank} and rank {ranks[one.first]} have the same first rows, so rows would "
+                "count several times: pass each rank different rows, for example with "
+                "torch.utils.data.DistributedSampler"
             )
 
 
 class OwnRows:
-    """The rows of one process, as ``calibrate`` takes them, without those that a sampler repeats.
+    """The rows of one process for ``calibrate``, without those that a sampler repeats.
 
     Parameters
     ----------
-    model
-        The model, which says how inputs are read.
+    model : nn.Module
+        The model, which determines the type of the inputs.
     x, y, groups, weights
         As given to ``calibrate``.
     """
@@ -109,11 +109,11 @@ class OwnRows:
             self.x = itertools.chain([self._first], items)
 
     def _items(self, loader: Iterable[Any], rows: int | None) -> Iterator[Any]:
-        """Yield so many first rows of a loader, or all; go through the rest of it, too."""
+        """Yield the first ``rows`` rows of a loader, or all; exhaust the loader in either case."""
         row = 0
         for item in inputs.items(loader):
             if not isinstance(item, (tuple, list)) or len(item) != 2:
-                yield item  # no pair, which calibrate refuses
+                yield item  # not a pair: calibrate raises an error
                 continue
             x, y = item
             left = len(y) if rows is None else min(len(y), rows - row)
@@ -123,22 +123,22 @@ class OwnRows:
             elif left > 0:
                 yield inputs.take(inputs.to_tensors(x, self._model), slice(0, left)), y[:left]
 
-    def told(self) -> Told:
-        """Return what the other processes must know."""
-        return Told(self.share, self.has_any, self._digest())
+    def summary(self) -> RowsSummary:
+        """Return the summary for the other processes."""
+        return RowsSummary(self.share, self.has_any, self._digest())
 
     def _digest(self) -> str | None:
-        """Hash some first rows; ``None`` of so few that they may be equal by chance."""
+        """Return a hash of the first rows; ``None`` if there are too few for a comparison."""
         if not isinstance(self._first, (tuple, list)) or len(self._first) != 2:
             return None
         x, y = self._first
         if y is None or len(y) < _FEWEST:
             return None
         some = inputs.take(inputs.to_tensors(x, self._model), slice(0, _FEWEST))
-        told = [leaf.detach().cpu().tolist() for _, leaf in inputs.leaves(some)]
-        return hashlib.sha256(repr((told, list(y[:_FEWEST]))).encode()).hexdigest()
+        values = [leaf.detach().cpu().tolist() for _, leaf in inputs.leaves(some)]
+        return hashlib.sha256(repr((values, list(y[:_FEWEST]))).encode()).hexdigest()
 
 
 def _first_of(given: Any, rows: int | None) -> Any:
-    """Return so many first labels or weights, if they are given for each row."""
+    """Return the first ``rows`` groups or weights, if they are given for each row."""
     return given if rows is None or given is None or callable(given) else given[:rows]

@@ -1,8 +1,8 @@
-"""Write a calibrated predictor to one ONNX file, which needs neither torch nor ffcp to run.
+"""Export of a calibrated predictor to one ONNX file, which runs without torch and ffcp.
 
-The way in is :meth:`ffcp.predictor.Predictor.export`. A predictor becomes a function of tensors
-(:mod:`~ffcp.export.steps`), that function a graph (:mod:`~ffcp.export.graph`); the graph is run and
-compared with the library (:mod:`~ffcp.export.checking`) before a file is written.
+Users call :meth:`ffcp.predictor.Predictor.export`. A predictor is turned into a function of tensors
+(:mod:`~ffcp.export.steps`), and the function into a graph (:mod:`~ffcp.export.graph`); the graph is
+run and compared with the library (:mod:`~ffcp.export.checking`) before a file is written.
 """
 
 from ffcp.export.writing import export

@@ -1,4 +1,4 @@
-"""What can be exported, and why the rest cannot: said before anything is done."""
+"""The check of whether a predictor can be exported, before any work is done."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from ffcp.regression.learned.learned_score import LearnedScore
 from ffcp.regression.scaled_score import ScaledScore
 from ffcp.regression.scales import Constant, GradientNorm
 
-# Pieces that are tensor code from what the pass saw to the result, whatever the values. The very
-# classes: one that is derived from them may do anything.
+# Components that are pure tensor code, from the batch output to the result, for all values. Exact
+# classes only: a subclass may do anything.
 PIECES = {RuleScore, ScaledScore, LearnedScore, Point, Quantiles, Constant, GradientNorm}
-# Whose thresholds are the same for all rows, or for all of a group.
+# Calibrations whose thresholds are the same for all rows, or for all rows of a group.
 CALIBRATIONS = {Marginal, ByLabel}
 
 
 def check(predictor: Predictor) -> None:
-    """Refuse a predictor whose pieces cannot become a graph, and say which and why."""
+    """Raise ValueError, with all reasons, if a predictor cannot be exported."""
     reasons = list(_reasons(predictor))
     if reasons:
         name = type(predictor).__name__
@@ -37,11 +37,11 @@ def _reasons(predictor: Predictor) -> Iterator[str]:
     for piece in (score, getattr(score, "base", None), getattr(score, "scale", None), inner):
         if piece is not None and type(piece) not in PIECES | CALIBRATIONS:
             name = getattr(piece, "name", "") or type(piece).__name__
-            yield f"{name} is no fixed sequence of tensor operations"
+            yield f"{name!r} is not a fixed sequence of tensor operations"
     if isinstance(score, LearnedScore) and score.sight.functions:
-        yield "it learned from what a Python function gives"
+        yield "its learned score uses features computed by a Python function"
     method = score.requires().method
     if isinstance(method, (Sketch, Smooth)):
         yield f"method={method} draws random numbers: use 'exact' or 'coloured'"
     if isinstance(calibration, Mondrian) and calibration.by is not None:
-        yield "its groups come from a Python function: calibrate with groups=, which are an input"
+        yield "its groups are computed by a Python function: calibrate with groups= instead"

@@ -1,4 +1,4 @@
-"""Gradients of layers that have no ONNX, by operations that have; knows no statistics."""
+"""Backward operations that ONNX does not have, written with operations that it has."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def convolution_backward(
     groups: int,
     output_mask: list[bool],
 ) -> tuple[Tensor, None, None]:
-    """Return the gradient in the input: the convolution's transpose. Weights are frozen."""
+    """Return the gradient with respect to the input: the transposed convolution."""
     beyond = [0] * len(stride)
-    if not transposed:  # what the stride left over at the far end of every axis
+    if not transposed:  # rows at the end of each axis that the stride left out
         reached = [
             (size - 1) * step - 2 * pad + spread * (width - 1) + 1
             for size, step, pad, spread, width in zip(
@@ -51,7 +51,7 @@ def average_pool_backward(
     count_include_pad: bool,
     divisor_override: int | None,
 ) -> Tensor:
-    """Return the gradient in the input of windows that are averaged, one axis after the other."""
+    """Return the gradient of average pooling with respect to the input, axis by axis."""
     axes = []
     for axis, size in enumerate(x.shape[-2:]):
         width, pad = kernel[axis % len(kernel)], padding[axis % len(padding)]
@@ -65,7 +65,7 @@ def average_pool_backward(
 
 
 def adaptive_average_pool_backward(gradient: Tensor, x: Tensor) -> Tensor:
-    """Return the gradient in the input of windows that are as large as they must be."""
+    """Return the gradient of adaptive average pooling with respect to the input."""
     axes = []
     for size, count in zip(x.shape[-2:], gradient.shape[-2:], strict=True):
         places = torch.arange(count, device=x.device)
@@ -75,17 +75,17 @@ def adaptive_average_pool_backward(gradient: Tensor, x: Tensor) -> Tensor:
 
 
 def _windows(start: Tensor, end: Tensor, size: int) -> Tensor:
-    """Return which of the places (size,) lie in each window (n,)."""
+    """Return a mask, (n, size), of the positions in each window."""
     places = torch.arange(size, device=start.device)
     return (places >= start[:, None]) & (places < end[:, None])
 
 
 def _spread(gradient: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Return what the windows (n, size) of two axes have from the gradient (..., n, m)."""
+    """Return the gradient (..., n, m) distributed over the windows of two axes."""
     return rows.T @ gradient @ columns
 
 
-#: By operation; what torch can take apart by itself is left to it.
+#: By operation; torch decomposes the others itself.
 BACKWARD: dict[Any, Callable[..., Any]] = {
     aten.convolution_backward.default: convolution_backward,
     aten.avg_pool2d_backward.default: average_pool_backward,

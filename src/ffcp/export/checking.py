@@ -1,8 +1,8 @@
-"""Run a file before it is kept: it must say what the library says, but for rounding.
+"""The comparison of an exported file with the library: results must agree up to rounding.
 
-How much another machine may round in another way is measured on the example: eight times the
-largest difference seen. Bands are widened by it, and thresholds of label sets raised, so that the
-file's band holds the library's.
+The rounding of another machine is estimated on the example: eight times the largest difference
+observed. Intervals are widened by it, and thresholds of label sets raised, so that the file's
+interval contains the library's.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ffcp.export.steps import SetSteps
 from ffcp.network import inputs
 from ffcp.regression.intervals import Interval
 
-_ROWS = 64  # at least so many are compared
+_ROWS = 64  # at least this many rows are compared
 _SAFETY = 8.0
-_OFF = 0.05  # the share of rows at which a kink may fall on the other side
+_OFF = 0.05  # allowed share of rows that rounding moves across a kink
 
 
 def rows_like(x: Any) -> Any:
-    """Return the example's rows, and if they are few, more that lie near them; on the CPU."""
+    """Return the example's rows on the CPU; if they are few, with perturbed copies."""
     count = inputs.row_count(x)
     rows = max(count, _ROWS)
     generator = torch.Generator().manual_seed(0)
@@ -42,7 +42,7 @@ def rows_like(x: Any) -> Any:
 
 
 def run(data: bytes, feeds: Mapping[str, Tensor]) -> list[Tensor]:
-    """Run a file in onnxruntime."""
+    """Return the outputs of a file, run by onnxruntime."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -53,7 +53,7 @@ def run(data: bytes, feeds: Mapping[str, Tensor]) -> list[Tensor]:
 
 
 def rounding_of_intervals(results: Sequence[Tensor], known: Sequence[Interval]) -> Tensor:
-    """Compare a file that widens nothing with the library; return by how much it has to."""
+    """Return how much intervals must be widened, by comparing the file with the library."""
     prediction, *ends = results
     short = least = torch.zeros_like(prediction[0])
     for number, interval in enumerate(known):
@@ -72,7 +72,7 @@ def rounding_of_intervals(results: Sequence[Tensor], known: Sequence[Interval]) 
 def rounding_of_sets(
     results: Sequence[Tensor], steps: SetSteps, out: BatchOutput, random: Tensor | None
 ) -> Tensor:
-    """Compare the scores of a file with the library's; return by how much thresholds must rise."""
+    """Return how much thresholds must be raised, by comparing scores with the library."""
     logits, *_, scores = results
     out = out._replace(output=out.output.cpu())
     expected = all_scores(steps.rule, steps.rows(out, random))
@@ -83,14 +83,14 @@ def rounding_of_sets(
 
 
 def _most(difference: Tensor) -> Tensor:
-    """Return the largest difference of every output that is one of rounding."""
+    """Return the largest difference of every output that is due to rounding."""
     finite = difference.abs().nan_to_num(0.0, 0.0, 0.0)
     limit = 1e3 * torch.finfo(difference.dtype).eps * max(1.0, float(finite.max()))
     return finite.where(finite <= max(limit, 1e-3 * float(finite.max())), 0.0).amax(dim=0)
 
 
 def must_be_close(what: str, mine: Tensor, theirs: Tensor, eps: float | None = None) -> None:
-    """Refuse a file that says something else than the library in more than a few rows."""
+    """Raise ValueError if the file differs from the library in more than a few rows."""
     assert mine.shape == theirs.shape, what
     ours, known = mine.double(), theirs.double()
     scale = float(known[known.isfinite()].abs().max()) if bool(known.isfinite().any()) else 1.0
@@ -99,4 +99,4 @@ def must_be_close(what: str, mine: Tensor, theirs: Tensor, eps: float | None = N
     off = ~same.reshape(len(same), -1).all(dim=1)
     if float(off.double().mean()) > _OFF:
         rows = f"{int(off.sum())} of {len(off)} rows, as in row {int(off.nonzero()[0, 0])}"
-        raise ValueError(f"onnxruntime gives another {what} than the library in {rows}")
+        raise ValueError(f"the {what} of onnxruntime differs from the library's in {rows}")

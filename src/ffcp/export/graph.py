@@ -1,8 +1,8 @@
-"""Turn a function of tensors, gradients and all, into an ONNX graph; knows no statistics.
+"""Conversion of a function of tensors, with its gradients, to an ONNX graph.
 
-``make_fx`` runs the function on tensors without values and writes down every operation, those of
-the backward pass too, so that no autograd is left. ``torch.export`` checks that it holds for any
-number of rows, and torch's exporter translates what remains.
+``make_fx`` runs the function on tensors without values and records every operation, including
+those of the backward pass, so that no autograd is left. ``torch.export`` checks that the graph is
+valid for any number of rows, and torch's exporter translates it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import logging
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,7 +32,8 @@ from ffcp.batch import traced
 from ffcp.export.backward import BACKWARD
 
 aten = torch.ops.aten
-ROWS = 7  # traced with so many, which stand for any number but 1
+BATCH = "batch"
+ROWS = 7  # rows in tracing; stands for any number but 1, which torch specialises on
 
 
 def onnx_model(
@@ -39,45 +41,60 @@ def onnx_model(
     inputs: Mapping[str, Tensor],
     fixed: Sequence[str],
     outputs: Sequence[str],
+    step: Callable[[], object],
 ) -> Any:
-    """Make an ONNX model of a function of tensors.
+    """Return an ONNX model of a function of tensors.
 
     Parameters
     ----------
-    function
-        Takes the inputs in their order, and returns the outputs in theirs.
-    inputs
-        Examples by name, with at least two rows; the number of rows is left open. The first of
-        them has rows.
-    fixed
-        Inputs that have no rows.
-    outputs
-        The names of what the function returns.
+    function : callable
+        Takes the inputs in order, and returns the outputs in order.
+    inputs : mapping of str to Tensor
+        Examples by name, with at least two rows; the number of rows is dynamic. The first input
+        has rows.
+    fixed : sequence of str
+        Inputs without rows.
+    outputs : sequence of str
+        The names of the outputs.
+    step : callable
+        Called after each of the three steps.
 
     Returns
     -------
     onnx.ModelProto
-        With these names of inputs and outputs.
+        The model, with these names of inputs and outputs.
     """
-    rows = torch.export.Dim("rows")
-    shapes = tuple(None if name in fixed else {0: rows} for name in inputs)
-    # Inputs are named in the end: torch's names of operations, which it does not keep apart from
-    # them, may be names of a user's.
-    open_names = {f"input.{number}": name for number, name in enumerate(inputs)}
+    batch = torch.export.Dim(BATCH)
+    shapes = tuple(None if name in fixed else {0: batch} for name in inputs)
+    # Inputs are renamed at the end: torch's names of operations could be equal to a user's names.
+    final_names = {f"input.{number}": name for number, name in enumerate(inputs)}
     with _quiet():
         graph = _traced(function, inputs, fixed)
+        step()
         program = torch.export.export(graph, tuple(inputs.values()), dynamic_shapes=shapes)
-        made = torch.onnx.export(
+        step()
+        exported = torch.onnx.export(
             program,
             dynamo=True,
             verbose=False,
-            input_names=list(open_names),
+            input_names=list(final_names),
             output_names=list(outputs),
         )
-    assert made is not None
-    model = made.model_proto
-    _rename(model.graph, {name: f"inner.{name}" for name in inputs} | open_names)
+    step()
+    assert exported is not None
+    model = exported.model_proto
+    _rename(model.graph, {name: f"inner.{name}" for name in inputs} | final_names)
+    _name_batch_axis(model.graph)
     return model
+
+
+def _name_batch_axis(graph: Any) -> None:
+    """Call the axis of rows "batch", which torch calls s26, say; the first input has rows."""
+    name = graph.input[0].type.tensor_type.shape.dim[0].dim_param
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        for size in value.type.tensor_type.shape.dim:
+            if size.dim_param:  # a product of it, perhaps
+                size.dim_param = re.sub(rf"\b{re.escape(name)}\b", BATCH, size.dim_param)
 
 
 def _rename(graph: Any, names: Mapping[str, str]) -> None:
@@ -95,11 +112,11 @@ def _rename(graph: Any, names: Mapping[str, str]) -> None:
 def _traced(
     function: Callable[..., Sequence[Tensor]], inputs: Mapping[str, Tensor], fixed: Sequence[str]
 ) -> fx.GraphModule:
-    """Write down what the function does, for any number of rows."""
+    """Return the traced graph of the function, for any number of rows."""
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
-    stand_ins = [_without_values(mode, x, name not in fixed) for name, x in inputs.items()]
-    other_operations = {**BACKWARD, aten.sort.stable: _stable_sort}
-    write_down = make_fx(function, other_operations, "real", _allow_non_fake_inputs=True)
+    fakes = [_without_values(mode, x, name not in fixed) for name, x in inputs.items()]
+    decompositions = {**BACKWARD, aten.sort.stable: _stable_sort}
+    tracer = make_fx(function, decompositions, "real", _allow_non_fake_inputs=True)
     fast = torch.backends.mha.get_fastpath_enabled()
     try:
         # The fused kernels of attention, recurrent layers and convolutions have no ONNX.
@@ -111,12 +128,15 @@ def _traced(
             torch.backends.mkldnn.flags(enabled=False),
             sdpa_kernel(SDPBackend.MATH),
         ):
-            graph = write_down(*stand_ins)
+            graph = tracer(*fakes)
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
-    rows: Any = stand_ins[0].shape[0]
+    rows: Any = fakes[0].shape[0]
     if not isinstance(rows, torch.SymInt) or rows.node.maybe_as_int() is not None:
-        raise ValueError("its forward fixes the number of rows, by int(x.shape[0]) or len(x)")
+        raise ValueError(
+            "the model's forward fixes the number of rows, by int(x.shape[0]) or len(x): use "
+            "x.shape[0]"
+        )
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return graph
@@ -131,9 +151,10 @@ def _without_values(mode: FakeTensorMode, x: Tensor, has_rows: bool) -> Tensor:
 
 @contextlib.contextmanager
 def rows_uncounted(model: nn.Module) -> Iterator[None]:
-    """Keep ``len(x)``, in the modules of a model's layers, from fixing the number of rows.
+    """Replace ``len`` in the modules of a model's layers, so that it keeps the rows symbolic.
 
-    Python's own turns it into a number. This one says the same of everything that has values.
+    The built-in ``len`` returns a plain number. The replacement returns ``x.shape[0]`` of tensors,
+    which is the same for tensors with values.
     """
 
     def length(x: Any) -> Any:
@@ -154,11 +175,11 @@ def rows_uncounted(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep what torch says of its own insides, and of packages it misses, from the user."""
+    """Silence torch's internal log messages and warnings."""
     loggers = [logging.getLogger(f"torch.{name}") for name in ("onnx", "_subclasses.fake_tensor")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
-        logger.setLevel(logging.CRITICAL)  # what goes wrong is raised
+        logger.setLevel(logging.CRITICAL)  # errors are raised anyway
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -171,5 +192,5 @@ def _quiet() -> Iterator[None]:
 def _stable_sort(
     x: Tensor, *, stable: bool | None = None, dim: int = -1, descending: bool = False
 ) -> Any:
-    """Sort: ONNX puts the lower index first where values are equal, so all sorts are stable."""
+    """Sort by the default operation: every sort of ONNX is stable, the lower index first."""
     return aten.sort.default(x, dim, descending)

@@ -1,4 +1,4 @@
-"""A calibrated predictor as a function of tensors: from inputs to intervals, or to label sets."""
+"""Calibrated predictors as functions of tensors: from inputs to intervals or label sets."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from ffcp.regression.intervals import columns
 from ffcp.regression.joint import BOTH, EACH
 from ffcp.regression.scaled_score import ScaledScore, TwoSidedScore
 
-# The inputs of a graph besides the model's own.
+# The inputs of a graph besides those of the model.
 GROUP, RANDOM, ROUNDING = "group", "random", "rounding"
 
 
 class Steps:
-    """What all predictors do: one pass over the model, and a look-up of thresholds.
+    """Base class: one pass over the model, and a look-up of thresholds.
 
     Parameters
     ----------
-    predictor
+    predictor : Predictor
         The calibrated predictor.
-    alphas
-        The shares of misses.
-    columns
-        How many thresholds a row has: one for each output or class, at most.
+    alphas : sequence of Fraction
+        The allowed shares of misses.
+    columns : int
+        The number of thresholds of a row: at most one for each output or class.
     """
 
     def __init__(self, predictor: Predictor, alphas: Sequence[Fraction], columns: int) -> None:
@@ -49,11 +49,13 @@ class Steps:
         self.requires = self._state.requires
         frozen = frozen_copy(uncompiled(predictor.model), with_hooks=True)
         if frozen is None:
-            raise ValueError("the model is scripted or cannot be copied: use the original one")
+            raise ValueError(
+                "the model is scripted or cannot be copied: export the original nn.Module"
+            )
         self.model: nn.Module = frozen.to("cpu")
 
     def see(self, x: Any) -> BatchOutput:
-        """Run the model once; what is checked elsewhere is not looked at."""
+        """Return the batch output of one pass, without the checks of the library."""
         inner = [name for name in dict.fromkeys(self.requires.norms) if name != OUTPUT]
         with Cut(self.model, inner, values=self.requires.values) as cut:
             tap = cut(x)
@@ -66,7 +68,7 @@ class Steps:
         return BatchOutput(x, output, norms, tap.values, range(0))
 
     def thresholds(self, group: Tensor | None) -> list[Tensor]:
-        """Look up the thresholds of each alpha: (columns,), or (n, columns) by groups."""
+        """Return the thresholds of each alpha: (columns,), or (n, columns) by groups."""
         if group is None:
             return [table[0] for table in self._tables]
         unknown = len(self._tables[0]) - 1
@@ -81,7 +83,7 @@ class Steps:
 
 
 def threshold_table(calibration: Calibration, alpha: Fraction, columns: int) -> Tensor:
-    """Return the thresholds of every group, and last those of rows whose group is unknown.
+    """Return the thresholds of every group; the last row is for unknown groups.
 
     Without groups there is one row.
 
@@ -99,14 +101,14 @@ def threshold_table(calibration: Calibration, alpha: Fraction, columns: int) -> 
 
 
 def _of_columns(calibration: Calibration, alpha: Fraction, columns: int) -> Tensor:
-    """Look up thresholds; classes that no calibration row has are in every set."""
+    """Return the thresholds, infinite for classes without calibration rows."""
     found = calibration.quantile(alpha)
     more = columns - len(found) if isinstance(calibration, ByLabel) else 0
     return pad(found, (0, more), value=torch.inf)
 
 
-class BandSteps(Steps):
-    """From inputs to the prediction and the ends of the intervals of every alpha."""
+class IntervalSteps(Steps):
+    """From inputs to the prediction and the ends of the intervals for every alpha."""
 
     names = ("lower", "upper")
 
@@ -115,7 +117,7 @@ class BandSteps(Steps):
         self._family: Any = self._state.score
         self._support = None
         if predictor.support is not None:
-            # In the type of the intervals it cuts off no target that lies on an end of it.
+            # Rounded to the type of the intervals, so that targets at its ends stay inside.
             line = torch.tensor([-torch.inf, torch.inf], dtype=output.dtype)
             self._support = [float(end) for end in predictor.support.cut(*line)]
 
@@ -124,7 +126,7 @@ class BandSteps(Steps):
         return arrays.like_target(self._family.prediction(output), self._state.layout)
 
     def no_rounding(self, output: Tensor) -> Tensor:
-        """Return the value of the input "rounding" that moves no end, one for each output."""
+        """Return the value of the input "rounding" that changes no interval."""
         outcome = self._prediction(output)
         return outcome.new_zeros(outcome.shape[1:])
 
@@ -133,34 +135,33 @@ class BandSteps(Steps):
         out, rounding = self.see(x), others[ROUNDING]
         prediction = self._prediction(out.output)
         results = [prediction]
-        for threshold in self.thresholds(others.get(GROUP)):
-            lower, upper = (end.reshape(prediction.shape) for end in self._ends(out, threshold))
+        found = [q.view(-1, q.shape[-1]) for q in self.thresholds(others.get(GROUP))]
+        for ends in zip(*self._ends(out, torch.stack(found)), strict=True):
+            lower, upper = (end.reshape(prediction.shape) for end in ends)
             for end in (lower - rounding, upper + rounding):
                 end = end.to(prediction.dtype)
                 results.append(end if self._support is None else end.clamp(*self._support))
         return results
 
-    def _ends(self, out: BatchOutput, threshold: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the ends at a threshold, outward by the rounding of this machine."""
-        share = near(out.output.dtype)
-        larger = threshold + threshold.abs() * share
+    def _ends(self, out: BatchOutput, thresholds: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the ends (levels, n, m), widened by the rounding of this machine."""
+        share = rounding_share(out.output.dtype)
+        larger = thresholds + thresholds.abs() * share
         if isinstance(self._family, ScaledScore):
             return Outward(self._family).region(out, larger)
-        # Several levels are worked out at once.
-        ends = self._family.region(out, larger.view(1, -1, threshold.shape[-1]))
+        lower, upper = self._family.region(out, larger)
         margin = columns(self._family.prediction(out.output)).abs() * share
-        # What is far out, farther perhaps than in the example, is rounded by more.
-        down, up = (margin + end[0].abs() * share for end in ends)
-        return ends[0][0] - down, ends[1][0] + up
+        # Large values, perhaps larger than in the example, have larger rounding errors.
+        return lower - (margin + lower.abs() * share), upper + (margin + upper.abs() * share)
 
 
-def near(dtype: torch.dtype) -> float:
-    """Return the share of a number that a few roundings can take from it."""
+def rounding_share(dtype: torch.dtype) -> float:
+    """Return the largest relative error of a few rounding steps."""
     return 8 * torch.finfo(dtype).eps
 
 
 class Outward(TwoSidedScore):
-    """Intervals of a base and a scale in float64, wider by all that the model's type can round.
+    """Intervals of a base and a scale in float64, widened by the rounding of the model's type.
 
     Examples
     --------
@@ -178,20 +179,20 @@ class Outward(TwoSidedScore):
     def region_of_sides(
         self, out: BatchOutput, below: Tensor, above: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the ends (n, m) whose targets have at most these one-sided scores."""
-        ends, share = self._score.ends(out), near(out.output.dtype)
-        if ends.is_symmetric and below is above:  # and so no end can pass the other
+        """Return the interval (n, m) of targets with at most these one-sided scores."""
+        ends, share = self._score.ends(out), rounding_share(out.output.dtype)
+        if ends.is_symmetric and below is above:  # so the ends cannot cross
             step = below * ends.scale_lo + share * ends.lo.abs()
             return ends.lo - step, ends.lo + step
         lo, hi, scale_lo, scale_hi = (part.double() for part in ends)
         down, up = below * scale_lo, above * scale_hi
-        # Intervals can shrink: an end beyond the largest number is not beyond all. Not by
-        # clamp_max, which in onnxruntime ends at the smallest number, too, and leaves no infinity.
+        # Intervals can shrink: an end beyond the largest number must stay finite. Not by
+        # clamp_max, which in onnxruntime also replaces -inf by the smallest number.
         largest = torch.tensor(torch.finfo(out.output.dtype).max, dtype=torch.float64)
         lower, upper = torch.minimum(lo - down, largest), torch.maximum(hi + up, -largest)
         under, over = lo.abs() + down.abs(), hi.abs() + up.abs()
         if self.side in (BOTH, EACH):
-            # What shrank to nothing is a point, and whether it did depends on both ends.
+            # An empty interval becomes a point, and whether it is empty depends on both ends.
             is_empty, middle = lower > upper, lower / 2 + upper / 2
             lower, upper = lower.where(~is_empty, middle), upper.where(~is_empty, middle)
             under = over = under + over
@@ -199,7 +200,7 @@ class Outward(TwoSidedScore):
 
 
 class SetSteps(Steps):
-    """From inputs to the logits, the mask of labels for every alpha, and the scores."""
+    """From inputs to the logits, the masks of labels for every alpha, and the scores."""
 
     names = ("mask",)
 
@@ -215,28 +216,28 @@ class SetSteps(Steps):
         self.takes_random = bool(self._score.randomized) and random is None
 
     def no_rounding(self, output: Tensor) -> Tensor:
-        """Return the value of the input "rounding" that raises no threshold."""
+        """Return the value of the input "rounding" that changes no threshold."""
         return torch.zeros((), dtype=torch.float64)
 
     def rows(self, out: BatchOutput, share: Tensor | None) -> LabelRows:
-        """Return what scores are taken from."""
+        """Return the logits, random shares and gradient norms for the rule."""
         if share is None:
-            # Without randomness, as in the library: the label that crosses the threshold is in.
+            # As in the library without randomness: the label that crosses the threshold is in.
             share = torch.full_like(out.output[:, 0], self._random or 0.0, dtype=torch.float64)
         feature = self._score.feature
         return LabelRows(out.output, share, None if feature is None else out.norms[feature])
 
     def __call__(self, x: Any, others: Mapping[str, Tensor]) -> list[Tensor]:
-        """Return the logits, a mask for each alpha, and the scores, which measure rounding."""
+        """Return the logits, a mask for each alpha, and the scores, to measure rounding by."""
         out, rounding = self.see(x), others[ROUNDING]
         rows, rule = self.rows(out, others.get(RANDOM)), self.rule
         weights = rule.weights(out.output)
         scores = rule.of_all(weights, rows)
         places = torch.arange(weights.shape[1])
-        # Of equal weights that of the larger logit comes first.
+        # Of equal weights the one with the larger logit comes first.
         below = weights < weights.amax(dim=1, keepdim=True)
         best = places == out.output.masked_fill(below, -torch.inf).argmax(dim=1, keepdim=True)
-        unknown = scores.isnan()  # a row that says nothing has all labels
+        unknown = scores.isnan()  # rows with NaN get all labels
         masks = []
         for threshold in self.thresholds(others.get(GROUP)):
             mask = (scores <= threshold + rounding) | unknown

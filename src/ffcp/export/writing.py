@@ -1,11 +1,11 @@
-"""Write a calibrated predictor to one ONNX file, whole or not at all."""
+"""Writing of a calibrated predictor to one ONNX file, completely or not at all."""
 
 from __future__ import annotations
 
 import json
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,14 @@ from ffcp.conformal.mondrian import Mondrian
 from ffcp.conformal.rank import ONE_LEVEL, requested_alphas, rows_needed
 from ffcp.export import accepting, checking
 from ffcp.export.graph import ROWS, onnx_model, rows_uncounted
-from ffcp.export.steps import GROUP, RANDOM, ROUNDING, BandSteps, SetSteps
+from ffcp.export.steps import GROUP, RANDOM, ROUNDING, IntervalSteps, SetSteps
 from ffcp.extras import needed
 from ffcp.network import forward, inputs
 from ffcp.predictor import Predictor
+from ffcp.progress import progress
 from ffcp.warnings import FFCPWarning, warn
 
-_ONE_AT_A_TIME = threading.Lock()  # torch's exporter keeps its state for all threads together
+_ONE_AT_A_TIME = threading.Lock()  # torch's exporter has global state
 
 
 def export(
@@ -42,8 +43,8 @@ def export(
     if confidence_level is not None and alphas is ONE_LEVEL:
         alphas = None
     levels, _ = requested_alphas(alphas, confidence_level, unknown or {})
-    if len(set(map(_written, levels))) < len(levels):
-        raise ValueError(f"alphas must differ in their first 12 digits, got {alphas!r}")
+    if len(set(map(_level_name, levels))) < len(levels):
+        raise ValueError(f"'alphas' must differ in their first 12 digits, got {alphas!r}")
     for package in ("onnx", "onnxscript", "onnxruntime"):
         needed(package, "export", "export")
     accepting.check(predictor)
@@ -57,7 +58,7 @@ def export(
 
 
 class _Writing:
-    """One file under way."""
+    """The state of one export."""
 
     def __init__(
         self, predictor: Any, example: Any, alphas: list[Fraction], random: float | None
@@ -66,39 +67,46 @@ class _Writing:
         self._state = state = predictor.calibrated()
         x = inputs.Reader(predictor.model, state.layout)(example)
         if not inputs.row_count(x):
-            raise ValueError("the example has no rows: give some, which the file is compared on")
+            raise ValueError(
+                "'example' has no rows: pass some, the file is compared with the library on them"
+            )
         self._x = checking.rows_like(x)
         groups = state.calibration
         self._labels = list(groups.groups) if isinstance(groups, Mondrian) else None
         few = inputs.take(self._x, slice(0, 2))
         output = forward.see(predictor.model, few, state.requires).output
-        self._steps: SetSteps | BandSteps = (
+        self._steps: SetSteps | IntervalSteps = (
             SetSteps(predictor, alphas, output, random)
             if isinstance(predictor, SetPredictor)
-            else BandSteps(predictor, alphas, output)
+            else IntervalSteps(predictor, alphas, output)
         )
         self._names = _input_names(self._x, {*_RESERVED, *self._output_names()})
-        like = self._steps.see(few)  # and colours, for the graph
+        like = self._steps.see(few)  # also finds the colouring, before tracing
         self._rounding = self._steps.no_rounding(like.output)
 
     def data(self) -> bytes:
-        """Make the file's bytes."""
-        try:
-            model = self._graph()
-            rounding = self._measured(model.SerializeToString())
-            _settle(model, ROUNDING, rounding.to(self._rounding.dtype))
-            if isinstance(self._steps, SetSteps):
-                model.graph.output.pop()
-            model.producer_name, model.producer_version = "ffcp", __version__
-            needed("onnx.helper", "export", "export").set_model_props(model, self._metadata())
-            data: bytes = model.SerializeToString()
-            feeds = self._feeds(inputs.take(self._x, slice(0, 1)))
-            checking.run(data, {n: t for n, t in feeds.items() if n != ROUNDING})
-        except Exception as error:
-            raise ValueError(f"no graph can be made of this: {_short(error)}") from error
+        """Return the file's bytes."""
+        with progress(4, "exporting") as step:
+            try:
+                return self._checked(self._graph(step))
+            except Exception as error:
+                name = type(self._predictor).__name__
+                raise ValueError(f"{name!r} cannot be exported: {_short(error)}") from error
+
+    def _checked(self, model: Any) -> bytes:
+        """Compare the graph with the library, and return the file."""
+        rounding = self._measured_rounding(model.SerializeToString())
+        _make_constant(model, ROUNDING, rounding.to(self._rounding.dtype))
+        if isinstance(self._steps, SetSteps):
+            model.graph.output.pop()
+        model.producer_name, model.producer_version = "ffcp", __version__
+        needed("onnx.helper", "export", "export").set_model_props(model, self._metadata())
+        data: bytes = model.SerializeToString()
+        feeds = self._feeds(inputs.take(self._x, slice(0, 1)))
+        checking.run(data, {n: t for n, t in feeds.items() if n != ROUNDING})
         return data
 
-    def _graph(self) -> Any:
+    def _graph(self, step: Callable[[], object]) -> Any:
         x = inputs.take(self._x, torch.arange(ROWS) % inputs.row_count(self._x))
         feeds = self._feeds(x)
 
@@ -108,10 +116,10 @@ class _Writing:
             return self._steps(inputs.replace(x, leaves), named)
 
         with rows_uncounted(self._steps.model):
-            return onnx_model(function, feeds, (ROUNDING,), self._output_names())
+            return onnx_model(function, feeds, (ROUNDING,), self._output_names(), step)
 
     def _feeds(self, x: Any) -> dict[str, Tensor]:
-        """Return a value for every input."""
+        """Return an example value of every input."""
         rows = inputs.row_count(x)
         feeds = {self._names[key]: tensor for key, tensor in inputs.leaves(x)}
         if self._labels is not None:
@@ -123,12 +131,13 @@ class _Writing:
         return feeds
 
     def _output_names(self) -> list[str]:
-        ends = [f"_{_written(alpha)}" for alpha in self._alphas] if len(self._alphas) > 1 else [""]
+        several = len(self._alphas) > 1
+        ends = [f"_{_level_name(alpha)}" for alpha in self._alphas] if several else [""]
         names = ["prediction", *(f"{name}{end}" for end in ends for name in self._steps.names)]
         return [*names, "scores"] if isinstance(self._steps, SetSteps) else names
 
-    def _measured(self, data: bytes) -> Tensor:
-        """Compare the graph with the library, and return how much rounding it must allow for."""
+    def _measured_rounding(self, data: bytes) -> Tensor:
+        """Return the rounding that the file must allow for, by comparison with the library."""
         feeds = self._feeds(self._x)
         results, predictor = checking.run(data, feeds), self._predictor
         if isinstance(self._steps, SetSteps):
@@ -136,7 +145,7 @@ class _Writing:
             return checking.rounding_of_sets(results, self._steps, out, feeds.get(RANDOM))
         groups = self._labels and [self._labels[place] for place in feeds[GROUP].tolist()]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FFCPWarning)  # said once, when all is well
+            warnings.simplefilter("ignore", FFCPWarning)  # see warn_of_infinite
             known = [predictor.predict_interval(self._x, a, groups=groups) for a in self._alphas]
         return checking.rounding_of_intervals(results, known)
 
@@ -165,17 +174,18 @@ class _Writing:
         return known
 
     def warn_of_infinite(self) -> None:
-        """Warn of levels at which the file gives infinite intervals, or all labels."""
+        """Warn of levels at which the file returns infinite intervals, or all labels."""
         coordinates = self._state.calibration.scores.shape[1]
         for alpha, is_infinite in zip(self._alphas, self._steps.has_infinite, strict=True):
             if is_infinite:
                 fewest = rows_needed(self._predictor.alpha_of_each(alpha, coordinates))
                 why = f"some thresholds have fewer than {fewest} calibration rows"
-                warn(f"at alpha={float(alpha):g} intervals are infinite, or sets full: {why}")
+                what = "intervals are infinite, or sets hold all labels"
+                warn(f"at alpha={float(alpha):g} {what}: {why}")
 
 
 def must_be_new_enough(version: str) -> None:
-    """Refuse a torch whose torch.onnx.export takes no program of torch.export.
+    """Raise ImportError if torch is too old for the exporter.
 
     >>> must_be_new_enough("2.4.1+cpu")
     Traceback (most recent call last):
@@ -185,10 +195,10 @@ def must_be_new_enough(version: str) -> None:
         raise ImportError(f"export needs torch 2.5 or newer, this is {version}: update torch")
 
 
-def _written(alpha: Fraction) -> str:
-    """Write a level as outputs are named by it.
+def _level_name(alpha: Fraction) -> str:
+    """Return a level as it appears in the names of outputs.
 
-    >>> _written(Fraction(1, 20)), _written(Fraction(1, 3))
+    >>> _level_name(Fraction(1, 20)), _level_name(Fraction(1, 3))
     ('0.05', '0.333333333333')
     """
     return f"{float(alpha):.12g}"
@@ -197,11 +207,13 @@ def _written(alpha: Fraction) -> str:
 def _check_random(predictor: Predictor, random: float | None) -> None:
     is_randomized = getattr(predictor.calibrated().score, "randomized", False)
     if random is not None and not (is_randomized and 0 <= random < 1):
-        raise ValueError(f"random={random}: expected None, or in [0, 1) for randomised label sets")
+        raise ValueError(
+            f"'random' must be None, or in [0, 1) for randomised label sets, got {random}"
+        )
 
 
 def _input_names(x: Any, taken: set[str]) -> dict[str, str]:
-    """Name the inputs by the paths of their tensors: x, or x0, x1, or the keys of a dict."""
+    """Return input names from the paths of their tensors: x, or x0, x1, or the keys of a dict."""
     names: dict[str, str] = {}
     for path, _ in inputs.leaves(x):
         parts = path.removeprefix("input").strip("[]").split("][")
@@ -217,8 +229,8 @@ def _input_names(x: Any, taken: set[str]) -> dict[str, str]:
 _RESERVED = {GROUP, RANDOM, ROUNDING, "prediction", "lower", "upper", "mask", "scores"}
 
 
-def _settle(model: Any, name: str, value: Tensor) -> None:
-    """Turn an input into a constant."""
+def _make_constant(model: Any, name: str, value: Tensor) -> None:
+    """Turn an input of the graph into a constant."""
     from onnx import numpy_helper
 
     (given,) = [one for one in model.graph.input if one.name == name]
@@ -227,7 +239,7 @@ def _settle(model: Any, name: str, value: Tensor) -> None:
 
 
 def _short(error: BaseException) -> str:
-    """Return the first lines of what an error comes from: torch's go on for pages."""
+    """Return the first lines of an error's root cause: torch's messages are pages long."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

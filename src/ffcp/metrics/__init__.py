@@ -1,11 +1,11 @@
-"""How good bands and label sets are: coverage with its uncertainty, size, and where it is worst.
+"""Metrics of prediction intervals and label sets: coverage, with its uncertainty, and size.
 
-Functions of bands take any tuple that starts with ``(lower, upper)``, as tensors or arrays.
-With several outputs a row counts by the share of its outputs that are covered, or, with
-``joint=True``, as covered only if all of them are, or, with a number as 0.9, if at least that
-share of them is. Of several levels, a first dimension more, every score is a list. With
-``missing=True`` a NaN in ``y`` stands for a target that is not known, and does not count; with
-``joint=True`` or a share its whole row does not, unless it is ``"known"`` outputs that count.
+Functions of intervals take any tuple that starts with ``(lower, upper)``, as tensors or arrays.
+With several outputs a row counts by the share of its outputs that are covered; with ``joint=True``
+it is covered if all of them are; with a number like 0.9, if at least that share is. Intervals of
+several levels have one more dimension, the first, and every score is a list. With
+``missing=True`` a NaN in ``y`` is a missing target, which does not count; with ``joint=True`` or
+a share its whole row does not count, unless ``"known"`` restricts it to the known outputs.
 """
 
 from ffcp.metrics.excess import ExcessRisk, excess_risk

@@ -1,4 +1,4 @@
-"""Excess risk: by how much a classifier of the inputs knows better which rows are covered."""
+"""Excess risk: how well a classifier of the inputs predicts which rows are covered."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ffcp.extras import needed
 from ffcp.metrics.intervals import as_tensor, hits_of
 
 Array = NDArray[np.float64]
-_TREES = 60  # few and small: a classifier that fits chance hides what it finds
+_TREES = 60  # few and small: an overfitted classifier would hide the dependence
 _SETTINGS = {
     "objective": "binary", "learning_rate": 0.05, "num_leaves": 4, "min_data_in_leaf": 50,
     "verbose": -1,
@@ -24,7 +24,7 @@ _SETTINGS = {
 
 
 class ExcessRisk(float):
-    """A difference of Brier scores: a number that also knows its confidence interval.
+    """A difference of Brier scores: a float with a confidence interval.
 
     >>> ExcessRisk(0.01, 0.004, rows=1000)
     0.0100 [0.0022, 0.0178]
@@ -37,7 +37,7 @@ class ExcessRisk(float):
     def __new__(
         cls, mean: float, standard_error: float, rows: int, confidence: float = 0.95
     ) -> ExcessRisk:
-        """Attach the interval that holds the true difference with this confidence."""
+        """Return the difference with its confidence interval."""
         self = super().__new__(cls, mean)
         half = NormalDist().inv_cdf((1 + confidence) / 2) * standard_error
         self.low, self.high, self.rows = mean - half, mean + half, rows
@@ -48,7 +48,7 @@ class ExcessRisk(float):
 
 
 def excess_risk(
-    band: Sequence[Any],
+    interval: Sequence[Any],
     y: Any,
     x: Any,
     alpha: Any = None,
@@ -59,28 +59,27 @@ def excess_risk(
     joint: Any = False,
     missing: bool = False,
 ) -> ExcessRisk:
-    """Measure how far coverage depends on the input, by what a classifier can learn of it.
+    """Return the excess risk, a measure of how far coverage depends on the input.
 
     The excess risk of the target coverage (ERT; Braun, Holzmüller, Jordan and Bach, 2025): the
     Brier score of the constant 1 - alpha minus that of a classifier which predicts from x whether
-    a row is covered, on rows that did not teach it. It is at most the mean square by which
-    coverage given x is off 1 - alpha (0.01: about 10 points), and not above 0, but for chance,
-    where coverage is 1 - alpha at every x; a classifier that learns nothing makes it negative.
+    a row is covered, by cross-validation. It is at most the mean squared deviation of the
+    coverage given x from 1 - alpha (0.01: about 10 points), and, up to chance, not above 0 if
+    coverage is 1 - alpha at every x; a classifier that learns nothing makes it negative.
 
     Parameters
     ----------
-    band, y, x
+    interval, y, x
         The intervals, the targets, and the inputs as an (n, d) array.
-    alpha
-        The level, by default that of the intervals if they know it, else 0.1.
-    classifier
+    alpha : float, default=None
+        The level; by default the attribute ``alpha`` of the intervals, or 0.1.
+    classifier : estimator, default=None
         An object with ``fit(x, covered)`` and ``predict_proba(x)``, as in scikit-learn, copied for
-        every fold; by default boosted trees of LightGBM, which ``pip install 'ffcp[trees]'``
-        brings.
-    folds
-        Into how many parts rows are divided; each is predicted from the others.
-    seed
-        Seed of that division.
+        every fold; by default boosted trees of LightGBM (``pip install 'ffcp[trees]'``).
+    folds : int, default=5
+        Number of folds of the cross-validation.
+    seed : int, default=0
+        Seed of the split into folds.
     joint, missing
         As in :func:`coverage`.
 
@@ -98,23 +97,23 @@ def excess_risk(
     >>> found.low > 0
     True
     """
-    asked = (getattr(band, "alpha", None) or 0.1) if alpha is None else alpha
-    hits = hits_of(band, y, joint, missing)
+    level = (getattr(interval, "alpha", None) or 0.1) if alpha is None else alpha
+    hits = hits_of(interval, y, joint, missing)
     known = ~hits.isnan()
     rows = as_tensor(x).reshape(len(hits), -1)
-    ways: dict[str, Any] = {"classifier": classifier, "folds": folds, "seed": seed}
-    return excess_of(hits[known].numpy(), rows[known].numpy(), asked, **ways)
+    options: dict[str, Any] = {"classifier": classifier, "folds": folds, "seed": seed}
+    return excess_of(hits[known].numpy(), rows[known].numpy(), level, **options)
 
 
 def excess_of(
     covered: Any, x: Any, alpha: Any, *, classifier: Any = None, folds: int = 5, seed: int = 0
 ) -> ExcessRisk:
-    """Return the excess risk of rows of which it is known whether they are covered, 0 or 1."""
+    """Return the excess risk, given for each row whether it is covered, 0 or 1."""
     hits, inputs = np.asarray(covered, dtype=np.float64), np.asarray(x)
     if not np.isin(hits, (0.0, 1.0)).all():
-        raise ValueError("rows of several outputs are covered in part: use joint=True")
+        raise ValueError("rows with several outputs are covered in part: pass joint=True")
     if not 2 <= folds <= len(hits):
-        raise ValueError(f"expected 2 to {len(hits)} folds, as there are rows, got {folds}")
+        raise ValueError(f"'folds' must be 2 to {len(hits)}, the number of rows, got {folds}")
     guess = np.empty(len(hits))
     for part in np.array_split(np.random.default_rng(seed).permutation(len(hits)), folds):
         others = np.setdiff1d(np.arange(len(hits)), part)
@@ -126,7 +125,7 @@ def excess_of(
 
 
 def _probability(classifier: Any, x: Array, covered: Array, new: Array) -> Array:
-    """Return how probably new rows are covered, learned from other rows."""
+    """Return the probability that new rows are covered, learned from other rows."""
     if covered.min() == covered.max():
         return np.full(len(new), covered[0])
     if classifier is not None:

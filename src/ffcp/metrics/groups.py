@@ -1,4 +1,4 @@
-"""Coverage of bands inside groups of rows: given ones, slices of a number, lengths of bands."""
+"""Coverage of intervals by groups of rows: given groups, slices of a feature, or lengths."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import torch
 
 from ffcp.metrics.intervals import as_array, as_tensor, bounds_of, hits_of
 from ffcp.metrics.shares import Coverage, GroupCoverage, by_label
+from ffcp.notebooks import number
 
 
 def group_coverage(
-    band: Sequence[Any],
+    interval: Sequence[Any],
     y: Any,
     groups: Any = None,
     *,
@@ -22,24 +23,24 @@ def group_coverage(
     joint: Any = False,
     missing: bool = False,
 ) -> GroupCoverage:
-    """Measure coverage inside groups of rows.
+    """Return the coverage inside each group of rows.
 
     Parameters
     ----------
-    band, y
-        The bands and the targets.
-    groups
-        A label for each row. Without groups and feature, rows are cut by the size of y into
-        thirds (:func:`tertiles`).
-    feature
-        Instead of labels: a number for each row, a column of the input, say. Rows are cut into
-        ``slices`` of about equally many by its size (:func:`cut`).
-    slices
-        How many slices of the feature.
-    joint
-        Whether a row counts as covered only if all its outputs are, as in :func:`coverage`.
-    missing
-        Whether NaN in ``y`` stands for a target that is not known.
+    interval, y
+        The intervals and the targets.
+    groups : array-like, default=None
+        A label for each row. Without groups and feature, rows are cut into thirds of y
+        (:func:`tertiles`).
+    feature : array-like, default=None
+        Instead of labels: a number for each row, for example a column of the input. Rows are cut
+        into ``slices`` of about equal size by this number (:func:`cut`).
+    slices : int, default=3
+        Number of slices of the feature.
+    joint : bool, float, str or tuple, default=False
+        Whether a row is covered only if all its outputs are, as in :func:`coverage`.
+    missing : bool, default=False
+        Whether NaN in ``y`` is a missing target.
 
     Examples
     --------
@@ -47,45 +48,45 @@ def group_coverage(
     >>> result.worst_group, result.worst, result.gap
     ('b', 0.000 [0.000, 0.887], 1.0)
     """
-    hits = hits_of(band, y, joint, missing)
+    hits = hits_of(interval, y, joint, missing)
     if groups is not None and feature is not None:
-        raise ValueError("give groups or a feature to cut by, not both")
+        raise ValueError("pass 'groups' or 'feature', not both")
     if feature is not None:
         labels = cut(feature, slices)
     else:
         labels = tertiles(y) if groups is None else np.asarray(as_array(groups))
     if labels.shape != (len(hits),):
-        raise ValueError(f"groups has shape {labels.shape}, expected one per row: {len(hits)}")
+        raise ValueError(f"'groups' has shape {labels.shape}, expected one per row: {len(hits)}")
     known = ~hits.isnan()
     return GroupCoverage(by_label(hits[known], labels[known.numpy()]))
 
 
 def cut(values: Any, slices: int = 3) -> np.ndarray:
-    """Label rows by the slice of ``values`` they are in: about equally many rows in each.
+    """Return a label for each row: its slice of ``values``, of about equal numbers of rows.
 
-    Equal values stay together, so there may be fewer slices than asked for.
+    Equal values stay together, so there may be fewer than ``slices``.
 
     >>> cut([5.0, 1.0, 3.0, 4.0], slices=2).tolist()
     ['2: 4 to 5', '1: 1 to 3', '1: 1 to 3', '2: 4 to 5']
     """
     array = np.asarray(as_array(values), dtype=np.float64)
     if array.ndim != 1 or not len(array):
-        raise ValueError(f"a feature is one number per row, got shape {array.shape}")
+        raise ValueError(f"'feature' must be one number per row, got shape {array.shape}")
     if np.isnan(array).any():
-        raise ValueError("the feature to cut by holds NaN")
+        raise ValueError("'feature' holds NaN: remove these rows")
     if slices < 1:
-        raise ValueError(f"slices must be at least 1, got {slices}")
+        raise ValueError(f"'slices' must be at least 1, got {slices}")
     ends = np.unique(np.quantile(array, np.arange(1, slices) / slices, method="lower"))
     codes = np.searchsorted(ends, array)
-    names = {
-        code: f"{number}: {array[codes == code].min():.4g} to {array[codes == code].max():.4g}"
-        for number, code in enumerate(np.unique(codes), start=1)
-    }
+    names = {}
+    for place, code in enumerate(np.unique(codes), start=1):
+        own = array[codes == code]
+        names[code] = f"{place}: {number(own.min())} to {number(own.max())}"
     return np.array([names[code] for code in codes])
 
 
 def tertiles(y: Any) -> np.ndarray:
-    """Label rows "low", "middle" or "high" by thirds of y (of its row mean if several outputs).
+    """Return "low", "middle" or "high" for each row, by thirds of y, or of its row mean.
 
     If more than half of y is zero, thirds cannot be cut: the zeros are one group, and the rest
     is halved, as in the published code.
@@ -97,7 +98,7 @@ def tertiles(y: Any) -> np.ndarray:
     """
     values = as_tensor(y).reshape(len(y), -1).nanmean(dim=1).numpy()
     if np.isnan(values).all():
-        raise ValueError("no target is known")
+        raise ValueError("all targets in 'y' are NaN: expected at least one known target")
     zeros = values == 0
     if zeros.mean() > 0.5:
         rest = values[~zeros]
@@ -108,39 +109,39 @@ def tertiles(y: Any) -> np.ndarray:
 
 
 def size_stratified_coverage(
-    band: Sequence[Any],
+    interval: Sequence[Any],
     y: Any,
     bins: int = 5,
     *,
     joint: Any = False,
     missing: bool = False,
 ) -> GroupCoverage:
-    """Measure coverage among rows of similar band length, from the shortest to the longest.
+    """Return the coverage among rows of similar interval length, from short to long.
 
-    A method whose narrow bands are too narrow shows here. Rows of equal length stay in one
-    stratum, so plain CP, with one length for all, has a single one.
+    It reveals methods whose short intervals are too short. Rows of equal length stay in one
+    stratum, so split CP, with one length for all, has a single one.
 
     >>> result = size_stratified_coverage(([0, 0, 0, 0], [1, 1, 9, 9]), [2, 2, 5, 5], bins=2)
     >>> [float(share) for share in result.groups.values()]
     [0.0, 1.0]
     """
     if bins < 1:
-        raise ValueError(f"bins must be at least 1, got {bins}")
-    lower, upper = bounds_of(band)
+        raise ValueError(f"'bins' must be at least 1, got {bins}")
+    lower, upper = bounds_of(interval)
     lengths = (upper - lower).reshape(len(lower), -1).mean(dim=1)
-    # A band's length carries rounding: lengths that differ by one in 100,000 are one length.
+    # Lengths that differ by rounding, by less than one in 100,000, are counted as equal.
     finite = lengths[lengths.isfinite() & (lengths > 0)]
     longest = finite.max() if len(finite) else 1.0
     rounded = ((lengths / longest).log() * 1e5).round()
     ordered = rounded.sort().values
     cuts = ordered[[len(ordered) * i // bins for i in range(1, bins)]].unique()
     strata = torch.bucketize(rounded, cuts, right=True)
-    hits = hits_of(band, y, joint, missing)
+    hits = hits_of(interval, y, joint, missing)
     known = ~hits.isnan()
     lengths, strata, hits = lengths[known], strata[known], hits[known]
     groups: dict[Hashable, Coverage] = {}
     for stratum in strata.unique():
         own, inside = lengths[strata == stratum], hits[strata == stratum]
-        name = f"{float(own.min()):.4g} to {float(own.max()):.4g}"
+        name = f"{number(float(own.min()))} to {number(float(own.max()))}"
         groups[name] = Coverage(float(inside.mean()), len(inside))
     return GroupCoverage(groups)

@@ -1,7 +1,6 @@
 """Coverage and size of label sets.
 
-All functions take a :class:`ffcp.LabelSet`, or a boolean mask with a row per point and a column
-per label.
+All functions take a :class:`ffcp.LabelSet`, or a boolean mask of shape (rows, classes).
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ SIZE_STRATA = (1, 3, 6, 10, 100)
 
 
 def set_coverage(sets: Any, y: Any) -> Coverage:
-    """Measure the share of rows whose true label is in the set.
+    """Return the share of rows whose true label is in the set.
 
     >>> set_coverage([[True, False], [True, True]], [1, 1])
     0.500 [0.095, 0.905]
@@ -31,7 +30,7 @@ def set_coverage(sets: Any, y: Any) -> Coverage:
 
 
 def mean_set_size(sets: Any) -> float:
-    """Average the number of labels in a set.
+    """Return the mean number of labels in a set.
 
     >>> mean_set_size([[True, False], [True, True]])
     1.5
@@ -40,7 +39,7 @@ def mean_set_size(sets: Any) -> float:
 
 
 def median_set_size(sets: Any) -> float:
-    """Return the middle number of labels in a set, halfway between if there are two middles.
+    """Return the median number of labels in a set.
 
     >>> median_set_size([[True, False], [True, True]])
     1.5
@@ -53,16 +52,16 @@ def size_stratified_violation(
 ) -> float:
     """Return how far coverage is from 1 - alpha in the worst stratum of set sizes.
 
-    This is the SSCV of RAPS. Small sets that cover too little and large ones that cover too
-    much both show here.
+    This is the SSCV of RAPS. It reveals small sets that cover too little, and large sets that
+    cover too much.
 
     Parameters
     ----------
     sets, y
         The sets and the true labels.
-    alpha
-        Share of misses that was asked for.
-    strata
+    alpha : float, default=0.1
+        Allowed share of misses.
+    strata : sequence of int, default=SIZE_STRATA
         The largest size in each stratum but the last, which holds all larger ones. By default
         0 to 1, 2 to 3, 4 to 6, 7 to 10, 11 to 100, and more. Empty strata do not count.
 
@@ -78,7 +77,7 @@ def size_stratified_violation(
 def stratified_violation(
     sizes: Tensor, hits: Tensor, alpha: Any, strata: Sequence[int] = SIZE_STRATA
 ) -> float:
-    """Compute :func:`size_stratified_violation` from each row's size and whether it was hit."""
+    """Return :func:`size_stratified_violation`, from each row's set size and coverage."""
     stratum = torch.bucketize(sizes, torch.tensor(list(strata)))
     counts = torch.bincount(stratum, minlength=len(strata) + 1)
     covered = torch.bincount(stratum[hits], minlength=len(strata) + 1)
@@ -87,7 +86,7 @@ def stratified_violation(
 
 
 def class_coverage(sets: Any, y: Any) -> GroupCoverage:
-    """Measure coverage among the rows of each true label.
+    """Return the coverage among the rows of each true label.
 
     >>> class_coverage([[True, False], [True, True]], [1, 1]).worst
     0.500 [0.095, 0.905]
@@ -98,7 +97,7 @@ def class_coverage(sets: Any, y: Any) -> GroupCoverage:
 
 
 def class_coverage_gap(sets: Any, y: Any, alpha: Any = 0.1) -> float:
-    """Average over classes how far their coverage is from 1 - alpha (Ding et al., 2023).
+    """Return the mean distance of the classes' coverage from 1 - alpha (Ding et al., 2023).
 
     Classes without a row do not count.
 
@@ -111,7 +110,7 @@ def class_coverage_gap(sets: Any, y: Any, alpha: Any = 0.1) -> float:
 
 
 def singleton_hit_ratio(sets: Any, y: Any) -> Coverage:
-    """Measure the share of rows whose set is the true label and nothing else.
+    """Return the share of rows whose set holds only the true label.
 
     >>> singleton_hit_ratio([[False, True], [True, True]], [1, 1])
     0.500 [0.095, 0.905]
@@ -138,9 +137,11 @@ def _set_hits(mask: Tensor, y: Any) -> Tensor:
 def _class_labels(y: Any, mask: Tensor) -> Tensor:
     labels = y.detach().cpu() if isinstance(y, Tensor) else torch.from_numpy(np.array(y))
     if labels.is_floating_point() or labels.dtype == torch.bool:
-        raise TypeError(f"labels must be integers, got {labels.dtype}")
+        raise TypeError(f"labels 'y' must be integers, got {labels.dtype}")
     if labels.shape != (len(mask),):
-        raise ValueError(f"labels have shape {tuple(labels.shape)}, sets {tuple(mask.shape)}")
+        raise ValueError(
+            f"labels 'y' have shape {tuple(labels.shape)}, expected one per row: {len(mask)}"
+        )
     labels = labels.long()
     if bool((labels < 0).any() or (labels >= mask.shape[1]).any()):
         raise ValueError(f"labels must be 0 to {mask.shape[1] - 1}, got {labels.unique().tolist()}")

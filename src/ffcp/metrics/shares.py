@@ -13,14 +13,15 @@ from torch import Tensor
 
 
 class Coverage(float):
-    """A share of covered rows: a number that also knows its confidence interval.
+    """The share of covered rows: a float with a confidence interval.
 
-    ``low`` and ``high`` bound the true coverage by Wilson's binomial interval, ``rows`` is the
+    ``low`` and ``high`` are Wilson's binomial interval for the true coverage, ``rows`` is the
     number of rows it was measured on.
 
-    Of the worst ``among`` so many groups the interval is wider: which group is worst is itself
-    chance, and an interval for one group would miss far too often. It is exact then (Clopper and
-    Pearson), at the confidence at which the intervals of all groups hold together (Sidak).
+    With ``among`` it is the coverage of the worst of that many groups, and the interval is wider:
+    which group is worst depends on chance, and the interval of a single group would fail too
+    often. It is then exact (Clopper and Pearson), at a confidence at which the intervals of all
+    groups hold simultaneously (Sidak).
 
     >>> measured = Coverage(0.9, rows=1000)
     >>> measured
@@ -38,7 +39,7 @@ class Coverage(float):
     among: int
 
     def __new__(cls, share: float, rows: int, confidence: float = 0.95, among: int = 1) -> Coverage:
-        """Attach the interval that holds the true share with this confidence."""
+        """Return the share with its confidence interval."""
         self = super().__new__(cls, share)
         if among == 1:
             self.low, self.high = wilson(share, rows, confidence)
@@ -73,14 +74,14 @@ def wilson(share: float, rows: int, confidence: float = 0.95) -> tuple[float, fl
 def clopper_pearson(hits: float, rows: int, confidence: float = 0.95) -> tuple[float, float]:
     """Return the exact confidence interval for a binomial share (Clopper and Pearson, 1934).
 
-    It holds the true share with at least this confidence, whatever the share and however few rows.
+    It contains the true share with at least this confidence, for any share and number of rows.
 
     >>> low, high = clopper_pearson(9, 10)
     >>> round(low, 4), round(high, 4)
     (0.555, 0.9975)
     """
     if not 0 <= hits <= rows:
-        raise ValueError(f"{hits} of {rows} rows cannot be covered")
+        raise ValueError(f"'hits' must be 0 to {rows}, the number of rows, got {hits}")
     tail = (1 - confidence) / 2
     low = _beta_quantile(tail, hits, rows - hits + 1) if hits > 0 else 0.0
     high = _beta_quantile(1 - tail, hits + 1, rows - hits) if hits < rows else 1.0
@@ -88,7 +89,7 @@ def clopper_pearson(hits: float, rows: int, confidence: float = 0.95) -> tuple[f
 
 
 def _beta_quantile(level: float, a: float, b: float) -> float:
-    """Find where the distribution function of Beta(a, b) is at the level, by bisection."""
+    """Return the quantile of Beta(a, b), by bisection."""
     low, high = 0.0, 1.0
     while low < (middle := (low + high) / 2) < high:
         low, high = (middle, high) if beta_cdf(middle, a, b) < level else (low, middle)
@@ -103,7 +104,7 @@ def beta_cdf(x: float, a: float, b: float) -> float:
     """
     if not 0 < x < 1:
         return float(x >= 1)
-    if x > (a + 1) / (a + b + 2):  # where the fraction converges slowly
+    if x > (a + 1) / (a + b + 2):  # the fraction would converge slowly
         return 1 - beta_cdf(1 - x, b, a)
     scale = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
     front = math.exp(scale + a * math.log(x) + b * math.log1p(-x)) / a
@@ -128,31 +129,31 @@ def beta_cdf(x: float, a: float, b: float) -> float:
 class GroupCoverage:
     """Coverage inside each group of rows.
 
-    The interval of each group is one for this group alone. That of :attr:`worst` is wider, by how
-    many groups it is the worst of.
+    The confidence interval of each group is for this group alone. That of :attr:`worst` allows
+    for the number of groups.
     """
 
     groups: Mapping[Hashable, Coverage]
 
     @property
     def worst_group(self) -> Hashable:
-        """The group that is covered least."""
+        """The group with the lowest coverage."""
         return min(self.groups, key=lambda name: self.groups[name])
 
     @property
     def worst(self) -> Coverage:
-        """Coverage of the group that is covered least, with an interval that allows for looking."""
+        """The lowest coverage of a group; its interval is corrected for the number of groups."""
         group = self.groups[self.worst_group]
         return Coverage(float(group), group.rows, group.confidence, among=len(self.groups))
 
     @property
     def gap(self) -> float:
-        """How far the best covered group is above the worst."""
+        """The difference between the highest and the lowest coverage of a group."""
         return float(max(self.groups.values())) - float(self.worst)
 
 
 def by_label(hits: Tensor, labels: np.ndarray) -> dict[Hashable, Coverage]:
-    """Measure the covered share among the rows of each label."""
+    """Return the coverage among the rows of each label."""
     kinds, inverse = np.unique(labels, return_inverse=True)
     counts = np.bincount(inverse, minlength=len(kinds))
     sums = np.bincount(inverse, weights=hits.numpy(), minlength=len(kinds))

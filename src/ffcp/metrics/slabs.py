@@ -1,4 +1,4 @@
-"""Coverage of bands where it is worst: on a slab of the input space."""
+"""Coverage of intervals on the worst slab of the input space."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ffcp.metrics.shares import Coverage
 
 
 def worst_slab_coverage(
-    band: Sequence[Any],
+    interval: Sequence[Any],
     y: Any,
     x: Any,
     *,
@@ -25,25 +25,25 @@ def worst_slab_coverage(
     joint: Any = False,
     missing: bool = False,
 ) -> Coverage:
-    """Measure coverage on the worst slab ``a <= v.x <= b`` that holds a share of the rows.
+    """Return the coverage on the worst slab ``a <= v.x <= b`` with a given share of the rows.
 
-    The slab is looked for on one random half of the rows and measured on the other (Cauchois,
-    Gupta and Duchi, 2021), so the search itself does not make coverage look bad.
+    The slab is searched for on one random half of the rows and measured on the other (Cauchois,
+    Gupta and Duchi, 2021), so the search does not bias the result.
 
     Parameters
     ----------
-    band, y, x
-        The bands, the targets, and the inputs as an (n, d) array.
-    share
-        Smallest share of the rows that a slab may hold.
-    directions
-        How many random directions v to try.
-    seed
-        Seed of the directions and of the division into halves.
-    joint
-        Whether a row counts as covered only if all its outputs are, as in :func:`coverage`.
-    missing
-        Whether NaN in ``y`` stands for a target that is not known.
+    interval, y, x
+        The intervals, the targets, and the inputs as an (n, d) array.
+    share : float, default=0.1
+        Smallest share of the rows in a slab.
+    directions : int, default=1000
+        Number of random directions v.
+    seed : int, default=0
+        Seed of the directions and of the split into halves.
+    joint : bool, float, str or tuple, default=False
+        Whether a row is covered only if all its outputs are, as in :func:`coverage`.
+    missing : bool, default=False
+        Whether NaN in ``y`` is a missing target.
 
     Examples
     --------
@@ -53,8 +53,8 @@ def worst_slab_coverage(
     0.0
     """
     if not 0 < share <= 1:
-        raise ValueError(f"share must lie in (0, 1], got {share}")
-    hits = hits_of(band, y, joint, missing)
+        raise ValueError(f"'share' must lie in (0, 1], got {share}")
+    hits = hits_of(interval, y, joint, missing)
     points = as_tensor(x).reshape(len(hits), -1)
     points, hits = points[~hits.isnan()], hits[~hits.isnan()]
     if len(hits) < 4:
@@ -71,7 +71,7 @@ def worst_slab_coverage(
 
 
 def worst_window(along: Tensor, hits: Tensor, share: float) -> tuple[float, float, float]:
-    """Return the mean, beginning and end of the run of at least ``share`` that is covered least.
+    """Return the mean, start and end of the least covered run of at least ``share`` of the rows.
 
     Dinkelbach's iteration: guess the smallest mean c, find the run that minimises
     sum(hits) - c * length by prefix sums, take its mean as the next guess.

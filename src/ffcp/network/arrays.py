@@ -83,7 +83,8 @@ def numbers(values: Any, what: str) -> np.ndarray:
     if kind not in "fiub":
         raise TypeError(
             f"{what} must be numbers, got an array of {array.dtype}: encode it as real numbers, "
-            "for example by x.astype(float)"
+            "for example by x.astype(float). Words in rows are for ffcp.tables.fit and "
+            "ffcp.sklearn, words as labels for ffcp.LAC and RAPS with names=[...]"
         )
     # No type of torch: long double, numbers of another byte order, unsigned ones that are wide.
     if kind == "f":

@@ -305,8 +305,9 @@ def call(model: nn.Module, x: Any, rows: int) -> Tensor:
                 f"the model cannot take x of shape {tuple(x.shape)} ({error}). A single row is "
                 "written x[None], rows of one number each x[:, None]"
             ) from error
-        advice = _advice_on_columns(x, str(error)) or _advice_on_types(model, x, str(error))
-        if advice:
+        if columns := _advice_on_columns(x, str(error)):
+            raise ValueError(columns) from error
+        if advice := _advice_on_types(model, x, str(error)):
             raise ValueError(f"the model cannot take this x ({error}): {advice}") from error
         raise
     except AssertionError as error:
@@ -355,12 +356,13 @@ def _advice_on_columns(x: Any, message: str) -> str:
     """Return how many columns are expected, if a matrix product fails on those of the input.
 
     >>> _advice_on_columns(torch.ones(5, 3), "shapes cannot be multiplied (5x3 and 4x16)")
-    'x has 3 columns, the model takes 4'
+    'x has 3 columns, the model takes 4: give those it was trained with, in their order'
     """
     sizes = re.search(r"\(\d+x(\d+) and (\d+)x\d+\)", message)
     if sizes is None or not isinstance(x, Tensor) or x.shape[-1] != int(sizes[1]):
         return ""
-    return f"x has {sizes[1]} columns, the model takes {sizes[2]}"
+    advice = "give those it was trained with, in their order"
+    return f"x has {sizes[1]} columns, the model takes {sizes[2]}: {advice}"
 
 
 def _advice_on_types(model: nn.Module, x: Any, message: str) -> str:

@@ -87,6 +87,9 @@ def see(
         arrays.check_finite(norm, f"the gradient at feature {name!r}", first_row)
     if OUTPUT in requires.norms:
         norms = {**norms, OUTPUT: norms_of_output(output, requires)}
+    if output.device.type == "mps":  # it has no float64: what follows is worked out on the CPU
+        output = output.cpu()
+        norms, values = ({n: t.cpu() for n, t in some.items()} for some in (norms, values))
     numbers = range(first_row, first_row + rows)
     return BatchOutput(x, output, norms, values, numbers, groups, weights, None, columns)
 
@@ -318,6 +321,7 @@ def _close(a: Tensor, b: Tensor, dtype: torch.dtype | None) -> bool:
     if not bool(torch.isfinite(a).all() and torch.isfinite(b).all()):
         return bool(torch.equal(torch.isfinite(a), torch.isfinite(b)))
     tolerance = min(1e3 * torch.finfo(dtype or a.dtype).eps, 0.1)
+    a, b = a.cpu(), b.cpu()  # not every device has float64
     scale = torch.maximum(a.abs().max(), b.abs().max()).double()
     return bool((a.double() - b.double()).abs().max() <= tolerance * scale)
 

@@ -251,6 +251,15 @@ def _is_dataset(x: Any) -> bool:
     return is_of_torch or (hasattr(x, "with_format") and hasattr(x, "__getitem__"))
 
 
+def expected_rows(x: Any, y: Any) -> int | None:
+    """Return how many rows there will be, as far as it can be known before they are read."""
+    rows: Any = y if y is not None else x if _is_dataset(x) else getattr(x, "dataset", None)
+    try:
+        return len(rows)
+    except TypeError:  # a stream
+        return None
+
+
 def _without_target(item: Any, model: nn.Module) -> Any:
     """Return x of a pair (x, y), if the model's forward shows that it is one, or of a dict."""
     if isinstance(item, Mapping) and any(key in item for key in LABELS):

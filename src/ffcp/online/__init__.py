@@ -1,1 +1,1 @@
-"""Data that comes in the order of time: levels that follow it, and alarms when it has moved."""
+"""Streams of data in time: thresholds that adapt to them, and drift detection."""

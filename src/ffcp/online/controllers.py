@@ -1,19 +1,20 @@
-"""How thresholds follow a stream: adaptive levels (ACI, DtACI) and quantile control (PID).
+"""Controllers that adapt thresholds to a stream: ACI, DtACI and quantile control (PID).
 
-Each controls one stream of scores. ``ask()`` returns what the next point is predicted with;
-``learn(score, asked)`` is told the point's score when its truth comes, and what was asked then. A
-point is missed if its score is above its threshold.
+Each controls one stream of scores. ``next_threshold()`` returns the threshold of the next row;
+``learn(score, applied)`` updates the controller with the row's score, when its target arrives, and
+with what was applied to it. A row is missed if its score is above its threshold.
 
-Thresholds are looked up at ``levels()``: in the window of the last scores, or, where a calibration
-has a threshold for every input, in that calibration; ``asked(thresholds)`` makes of them what the
-point is asked with.
+Thresholds are looked up at ``levels()``: in the window of the last scores, or, if a calibration
+has a threshold for every input, in that calibration; ``applied(thresholds)`` makes the row's
+threshold of them.
 
-N counts the truths that have come, E the misses among them, D the most predictions that were ever
-waiting for their truth when another one was made (0 if every truth comes before the next row).
+N is the number of targets that have arrived, E the number of misses among them, D the largest
+number of predictions that were waiting for their target when another one was made (0 if every
+target arrives before the next row).
 
 Scores are looked up in a window of the last ones, the oldest of which may count less. With fixed
-weights, 1 for the newest score and less for older ones, the weighted quantile with the new point's
-weight at infinity covers with probability at least 1 - alpha less the sum over scores of their
+weights, 1 for the newest score and less for older ones, the weighted quantile with the new row's
+weight at infinity covers with probability at least 1 - alpha minus the sum over scores of their
 share of the weight times the distance in total variation between the sequence and the one with
 that score and the new one exchanged (Barber, Candes, Ramdas and Tibshirani, 2023).
 """
@@ -28,7 +29,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-_ONE = 2**23  # the weight 1, in whole numbers
+_ONE = 2**23  # the weight 1, as an integer
 
 
 class Window:
@@ -36,10 +37,10 @@ class Window:
 
     Parameters
     ----------
-    size
-        How many scores count.
-    forget
-        A score counts ``forget`` times as much as the one after it; 1: all alike.
+    size : int
+        Number of scores.
+    forget : float, default=1.0
+        The weight of a score relative to the next newer one; 1 means equal weights.
 
     Examples
     --------
@@ -50,13 +51,13 @@ class Window:
 
     def __init__(self, size: int, forget: float = 1.0, scores: Iterable[float] = ()) -> None:
         self.scores: deque[float] = deque(scores, maxlen=size)  # the oldest first
-        # Of ages 0, 1, ...: constants, so that weights depend on no data.
+        # By age 0, 1, ...: constants, as the weights must not depend on the data.
         self._weights = np.floor(_ONE * np.power(forget, np.arange(size))).astype(np.int64)
 
     def quantile(self, alpha: Fraction) -> float:
-        """Return the 1 - alpha quantile with the new point at infinity.
+        """Return the 1 - alpha quantile with the new row at infinity.
 
-        A level of 0 or less gives infinity, one of 1 or more minus infinity: nothing is covered.
+        A level of 0 or less returns infinity, one of 1 or more minus infinity: nothing is covered.
         """
         if alpha <= 0 or alpha >= 1:
             return math.inf if alpha <= 0 else -math.inf
@@ -71,45 +72,45 @@ class Window:
 
     @property
     def largest(self) -> float:
-        """The largest score there is, 0 if there are none."""
+        """The largest score, 0 if there are none."""
         return max(self.scores, default=0.0)
 
     @property
     def spread(self) -> float:
-        """The distance from the smallest score to the largest, 1 if there is none."""
+        """The distance from the smallest score to the largest, 1 if that is 0 or infinite."""
         spread = self.largest - min(self.scores, default=0.0)
         return spread if 0 < spread < math.inf else 1.0
 
     def _sorted(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the scores in order, and the sums of weights before each of them and of all."""
+        """Return the sorted scores, and the cumulative weights before each of them and of all."""
         scores = np.array(self.scores)
         order = np.argsort(scores, kind="stable")
         weights = self._weights[: len(scores)][::-1]  # the newest is the last
         return scores[order], np.concatenate([[0], np.cumsum(weights[order])])
 
 
-class Asked(NamedTuple):
-    """What a point was predicted with: its threshold, and levels of several step sizes.
+class Applied(NamedTuple):
+    """The threshold that was applied to a row, and the levels of several step sizes.
 
-    ``reached`` are the thresholds of these levels, where they are those of this input alone.
+    ``thresholds`` are those of the levels, if thresholds depend on the input.
     """
 
     threshold: float
     levels: Sequence[float] = ()
-    reached: Sequence[float] = ()
+    thresholds: Sequence[float] = ()
 
     def beta(self, score: float) -> float:
         """Return the largest of the levels that covers a score, 0 if none does.
 
-        >>> Asked(3.0, (0.1, 0.2, -0.1), (5.0, 2.0, math.inf)).beta(4.0)
+        >>> Applied(3.0, (0.1, 0.2, -0.1), (5.0, 2.0, math.inf)).beta(4.0)
         0.1
         """
-        pairs = zip(self.levels, self.reached, strict=True)
+        pairs = zip(self.levels, self.thresholds, strict=True)
         return max([0.0, *(level for level, threshold in pairs if score <= threshold)])
 
 
 class Control:
-    """The level stays as it is; only the window of scores moves (Barber and others, 2023)."""
+    """A fixed level; only the window of scores moves (Barber and others, 2023)."""
 
     changing: tuple[str, ...] = ("observed", "misses")
 
@@ -121,31 +122,31 @@ class Control:
         """Return the levels at which thresholds are looked up."""
         return [self.alpha]
 
-    def asked(self, thresholds: Sequence[float]) -> Asked:
-        """Return what a point is asked with, from the thresholds at the levels."""
-        return Asked(thresholds[0])
+    def applied(self, thresholds: Sequence[float]) -> Applied:
+        """Return what is applied to a row, given the thresholds at the levels."""
+        return Applied(thresholds[0])
 
-    def ask(self) -> Asked:
-        """Return what the next point is asked with, by the window of scores."""
-        return self.asked([self.past.quantile(level) for level in self.levels()])
+    def next_threshold(self) -> Applied:
+        """Return what is applied to the next row, by the window of scores."""
+        return self.applied([self.past.quantile(level) for level in self.levels()])
 
-    def learn(self, score: float, asked: Asked) -> None:
-        """Count the truth, and the miss if it is one."""
+    def learn(self, score: float, applied: Applied) -> None:
+        """Count the target, and whether it was missed."""
         self.observed += 1
-        self.misses += score > asked.threshold
-        self.past.scores.append(score)  # the oldest goes if there are too many
+        self.misses += score > applied.threshold
+        self.past.scores.append(score)  # a full window drops the oldest
 
     def bound(self, delay: int) -> float | None:
-        """Return how far the share of misses can be from alpha by now, if that is promised."""
+        """Return a bound on the distance of the share of misses from alpha; None without one."""
         return None
 
     def state(self) -> dict[str, Any]:
-        """Return all that changes as plain data."""
+        """Return the changing attributes as plain data."""
         own = {name: getattr(self, name) for name in self.changing}
         return {**own, "scores": list(self.past.scores)}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over what :meth:`state` returned."""
+        """Restore what :meth:`state` returned."""
         self.past.scores.clear()
         self.past.scores.extend(state["scores"])
         self.__dict__.update({name: state[name] for name in self.changing})
@@ -154,9 +155,9 @@ class Control:
 class Aci(Control):
     """Adaptive conformal inference (Gibbs and Candes, 2021).
 
-    The level after N truths and E misses is alpha + gamma (alpha N - E), in fractions, without
-    any drift. At a level of 0 or less the band is the whole line, at 1 or more it covers nothing.
-    So, on any sequence, |E / N - alpha| <= (max(alpha, 1 - alpha) + gamma (D + 1)) / (gamma N).
+    The level after N targets and E misses is alpha + gamma (alpha N - E), in exact fractions. At a
+    level of 0 or less the interval is the whole line, at 1 or more it covers nothing. So, on any
+    sequence, |E / N - alpha| <= (max(alpha, 1 - alpha) + gamma (D + 1)) / (gamma N).
     """
 
     def __init__(self, alpha: Fraction, past: Window, gamma: Fraction) -> None:
@@ -164,26 +165,26 @@ class Aci(Control):
         self.gamma = gamma
 
     def levels(self) -> list[Fraction]:
-        """Return the level reached."""
+        """Return the current level."""
         return [self.alpha + self.gamma * (self.alpha * self.observed - self.misses)]
 
     def bound(self, delay: int) -> float:
-        """Return how far the share of misses can be from alpha by now."""
+        """Return a bound on the distance of the share of misses from alpha."""
         far = max(self.alpha, 1 - self.alpha) + self.gamma * (delay + 1)
         return float(far / (self.gamma * max(1, self.observed)))
 
 
 class DtAci(Control):
-    """ACI with several step sizes, weighed by how they do (Gibbs and Candes, 2024).
+    """ACI with several step sizes, weighted by their losses (Gibbs and Candes, 2024).
 
-    The level is the mean of the experts' levels. Over any ``horizon`` rows whose truths come in
+    The level is the mean of the experts' levels. Over any ``horizon`` rows whose targets arrive in
     order its pinball loss is at most that of the best of k step sizes, plus
     (log(k / sigma) + 2 sigma horizon) / eta + eta times the sum of the mean squared losses.
-    Long-run coverage is not promised, except roughly, by the experts that have it.
+    Long-run coverage is not guaranteed, except approximately, by the experts that have it.
 
-    The loss of a level is that at beta, the largest level that covers. Of a calibration with a
-    threshold for every input only the experts' own thresholds are looked up: beta is the largest of
-    their levels that covers. Whether an expert misses is the same, and the bound is about any beta.
+    The loss of a level is that at beta, the largest level that covers. If thresholds depend on the
+    input, only the experts' own thresholds are looked up: beta is the largest of their levels that
+    covers. Whether an expert misses does not change, and the bound holds for any beta.
     """
 
     changing = ("observed", "misses", "expert_misses", "weights")
@@ -207,19 +208,19 @@ class DtAci(Control):
         pairs = zip(self.weights, levels, strict=True)
         return [Fraction(math.fsum(weight * float(level) for weight, level in pairs)), *levels]
 
-    def asked(self, thresholds: Sequence[float]) -> Asked:
+    def applied(self, thresholds: Sequence[float]) -> Applied:
         """Return the threshold of the mean level, with the experts' levels and thresholds."""
         _, *levels = map(float, self.levels())
-        return Asked(thresholds[0], tuple(levels), tuple(thresholds[1:]))
+        return Applied(thresholds[0], tuple(levels), tuple(thresholds[1:]))
 
-    def ask(self) -> Asked:
+    def next_threshold(self) -> Applied:
         """Return the quantile of the window at the mean level."""
-        return self.asked([self.past.quantile(self.levels()[0])])
+        return self.applied([self.past.quantile(self.levels()[0])])
 
-    def learn(self, score: float, asked: Asked) -> None:
-        """Weigh the experts by their losses, and move each by its own step."""
-        beta = asked.beta(score) if asked.reached else self.past.largest_level(score)
-        losses = [pinball(beta, level, float(self.alpha)) for level in asked.levels]
+    def learn(self, score: float, applied: Applied) -> None:
+        """Weight the experts by their losses, and move each by its own step."""
+        beta = applied.beta(score) if applied.thresholds else self.past.largest_level(score)
+        losses = [pinball(beta, level, float(self.alpha)) for level in applied.levels]
         least = min(losses)
         weights = [
             w * math.exp(-self.eta * (loss - least))
@@ -228,13 +229,13 @@ class DtAci(Control):
         total = math.fsum(weights)
         even = self.sigma / len(weights)
         self.weights = [(1 - self.sigma) * w / total + even for w in weights]
-        for i, level in enumerate(asked.levels):
+        for i, level in enumerate(applied.levels):
             self.expert_misses[i] += level > beta
-        super().learn(score, asked)
+        super().learn(score, applied)
 
 
 def pinball(beta: float, level: float, alpha: float) -> float:
-    """Return the loss of a level where beta was the largest that covers.
+    """Return the pinball loss of a level, where beta is the largest level that covers.
 
     >>> round(pinball(0.5, 0.1, alpha=0.1), 6), round(pinball(0.0, 0.1, alpha=0.1), 6)
     (0.04, 0.09)
@@ -249,17 +250,17 @@ class Pid(Control):
     and down by a step times alpha otherwise) plus an integrator (I): with x = E - alpha N and u =
     N + e, scale * tan(x log(u) / (u saturation)), which is infinite from |x| = (pi / 2) saturation
     u / log(u) on. So, on any sequence, of scores of any size, |E - alpha N| <= (pi / 2) saturation
-    u / log(u) + 1 + D: the share of misses comes to alpha, slowly, as 1 / log(N). The threshold of
-    a calibration that has one for every input is added.
+    u / log(u) + 1 + D: the share of misses converges to alpha, slowly, as 1 / log(N). If a
+    calibration has a threshold for every input, that is added.
 
     Parameters
     ----------
-    alpha
-        Share of misses asked for.
-    past
+    alpha : Fraction
+        Target share of misses.
+    past : Window
         The scores so far; their spread is the scale.
-    saturation
-        Of the integrator.
+    saturation : float
+        Saturation constant of the integrator.
     """
 
     changing = ("observed", "misses", "tracked")
@@ -273,39 +274,39 @@ class Pid(Control):
 
     @property
     def excess(self) -> float:
-        """How many misses there were beyond alpha of the truths."""
+        """The number of misses minus alpha times the number of targets."""
         return float(self.misses - self.alpha * self.observed)
 
     @property
     def limit(self) -> float:
-        """The excess from which on the integrator is infinite."""
+        """The excess at which the integrator becomes infinite."""
         u = self.observed + math.e
         return math.pi / 2 * self.saturation * u / math.log(u)
 
-    def ask(self) -> Asked:
+    def next_threshold(self) -> Applied:
         """Return the sum of tracker and integrator."""
         if self.tracked is None:
             start = self.past.quantile(self.alpha)
             self.tracked = start if math.isfinite(start) else self.past.largest
-        return self.asked([0.0])
+        return self.applied([0.0])
 
-    def asked(self, thresholds: Sequence[float]) -> Asked:
-        """Return the threshold that was looked up plus tracker and integrator."""
+    def applied(self, thresholds: Sequence[float]) -> Applied:
+        """Return the sum of the looked-up threshold, tracker and integrator."""
         if self.tracked is None:
             self.tracked = 0.0
         excess, limit = self.excess, self.limit
         if abs(excess) >= limit:
-            return Asked(math.copysign(math.inf, excess))
+            return Applied(math.copysign(math.inf, excess))
         integrated = self.scale * math.tan(math.pi / 2 * excess / limit)
-        return Asked(thresholds[0] + self.tracked + integrated)
+        return Applied(thresholds[0] + self.tracked + integrated)
 
-    def learn(self, score: float, asked: Asked) -> None:
-        """Count the truth and the miss, and move the tracker."""
-        is_miss = score > asked.threshold
+    def learn(self, score: float, applied: Applied) -> None:
+        """Count the target and the miss, and move the tracker."""
+        is_miss = score > applied.threshold
         assert self.tracked is not None
         self.tracked += self.step * self.past.spread * (float(is_miss) - float(self.alpha))
-        super().learn(score, asked)
+        super().learn(score, applied)
 
     def bound(self, delay: int) -> float:
-        """Return how far the share of misses can be from alpha by now."""
+        """Return a bound on the distance of the share of misses from alpha."""
         return (self.limit + 1 + delay) / max(1, self.observed)

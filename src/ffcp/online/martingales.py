@@ -1,16 +1,16 @@
-"""Conformal test martingales: wealth of bets against p-values, which grows when they change.
+"""Conformal test martingales: the wealth of bets against p-values, which grows under drift.
 
-P-values against one fixed calibration set are uniform one by one, but depend on each other through
-that set: if it happens to lie low, all of them are too small, and a martingale that bets on them
-raises a false alarm in the end. So the set grows: each score is ranked among the calibration and
-all that came before it, itself included, and joins them. These p-values are independent and
-uniform as long as the data is exchangeable, calibration and stream together.
+P-values relative to one fixed calibration set are each uniform, but depend on each other through
+that set: if its scores happen to be low, all p-values are too small, and a martingale that bets on
+them eventually raises a false alarm. So the set grows: each score is ranked among the calibration
+scores and all earlier ones, including itself, and is then added. These p-values are independent
+and uniform as long as calibration and stream together are exchangeable.
 
-Then the wealth of any bets that are fair and made before the p-value is seen is a martingale that
-starts at 1, and by Ville's inequality ever reaches a threshold c with probability at most 1 / c,
-however long the stream (Vovk, Gammerman and Shafer, 2022).
+The wealth of fair bets that are made before the p-value is known is then a martingale that starts
+at 1, and by Ville's inequality it ever reaches a threshold c with probability at most 1 / c, for
+streams of any length (Vovk, Gammerman and Shafer, 2022).
 
-A p-value may be one number, or an array with one for each of several streams. Wealth is kept as
+A p-value may be one number, or an array with one for each of several streams. Wealth is stored as
 its logarithm.
 """
 
@@ -23,18 +23,18 @@ from typing import Any
 
 import numpy as np
 
-_SMALLEST = 2.0**-53  # p-values are cut off here, which only makes bets smaller
+_SMALLEST = 2.0**-53  # smaller p-values are clipped, which only reduces the bets
 
 
 class OnlineRanks:
-    """Ranks scores among those before them, with ties broken at random.
+    """Ranks each score among the earlier ones, with ties broken at random.
 
     Parameters
     ----------
-    start
-        Scores that came before, in any order.
-    seed
-        Of the random numbers that break ties; by default the operating system's.
+    start : iterable of float, default=()
+        Earlier scores, in any order.
+    seed : int, default=None
+        Seed of the random numbers that break ties; by default from the operating system.
 
     Attributes
     ----------
@@ -55,7 +55,7 @@ class OnlineRanks:
         self._random = np.random.default_rng(seed)
 
     def p_value(self, score: float) -> float:
-        """Return the share of scores, this one included, that are larger; ties by chance."""
+        """Return the share of scores, including this one, that are larger; ties at random."""
         theta = 1.0 - self._random.random()  # in (0, 1]: a p-value is never 0
         first = bisect.bisect_left(self.scores, score)
         last = bisect.bisect_right(self.scores, score)
@@ -68,7 +68,7 @@ class OnlineRanks:
         return {"scores": self.scores, "random": self._random.bit_generator.state}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over what :meth:`state` returned."""
+        """Restore what :meth:`state` returned."""
         self.scores = state["scores"]
         self._random.bit_generator.state = state["random"]
 
@@ -76,32 +76,32 @@ class OnlineRanks:
 class PowerMixture:
     """Bets by powers: a mixture over epsilon of the wealth of bets epsilon * p ** (epsilon - 1).
 
-    It grows when p-values become small, that is when scores become large. The mixture holds
+    It grows when p-values become small, that is, when scores become large. The mixture has
     ``powers`` epsilons, evenly spaced up to 1; the last one never loses, so that wealth stays
-    above 1 / powers. With every bet a share ``jump`` of the wealth is spread over all epsilons
-    anew, so that a late change is found about as soon as an early one.
+    above 1 / powers. With every bet a share ``jump`` of the wealth is redistributed over all
+    epsilons, so that a late change is detected about as fast as an early one.
 
     Parameters
     ----------
-    powers
-        How many epsilons.
-    jump
-        The share of the wealth that is spread anew with every bet.
-    mirrored
-        Bet on large p-values: scores that become small.
+    powers : int, default=32
+        Number of epsilons.
+    jump : float, default=1e-4
+        Share of the wealth that is redistributed with every bet.
+    mirrored : bool, default=False
+        Bet on large p-values, that is, on scores that become small.
 
     Examples
     --------
-    >>> surprised = PowerMixture()
+    >>> martingale = PowerMixture()
     >>> for p in [0.01] * 20:
-    ...     surprised.bet(p)
-    >>> bool(surprised.log_wealth > math.log(100))
+    ...     martingale.bet(p)
+    >>> bool(martingale.log_wealth > math.log(100))
     True
     """
 
     def __init__(self, powers: int = 32, jump: float = 1e-4, mirrored: bool = False) -> None:
         self.powers, self.jump, self.mirrored = powers, jump, mirrored
-        self._logs = np.full(powers, -math.log(powers))  # then a row for each stream
+        self._logs = np.full(powers, -math.log(powers))  # later with a row for each stream
         self.log_wealth: Any = np.float64(0)
 
     def bet(self, p: Any) -> None:
@@ -110,36 +110,36 @@ class PowerMixture:
         epsilon = np.arange(1, self.powers + 1) / self.powers
         logs = self._logs + np.log(epsilon) + (epsilon - 1) * np.log(p)[..., None]
         self.log_wealth = np.logaddexp.reduce(logs, axis=-1)
-        anew = self.log_wealth + math.log(self.jump / self.powers)
-        self._logs = np.logaddexp(logs + math.log1p(-self.jump), anew[..., None])
+        redistributed = self.log_wealth + math.log(self.jump / self.powers)
+        self._logs = np.logaddexp(logs + math.log1p(-self.jump), redistributed[..., None])
 
     def state(self) -> Any:
         """Return the logarithm of the wealth, and that of each power."""
         return [float(self.log_wealth), self._logs.tolist()]
 
     def restore(self, state: Any) -> None:
-        """Take over what :meth:`state` returned."""
+        """Restore what :meth:`state` returned."""
         self.log_wealth, self._logs = np.float64(state[0]), np.array(state[1])
 
 
 class PlugIn:
     """Bets by the density of the p-values so far, a histogram (after Fedorova and others, 2012).
 
-    It grows when p-values stop being uniform in any way that lasts.
+    It grows under any lasting deviation of p-values from uniformity.
 
     Examples
     --------
-    >>> uneven = PlugIn()
+    >>> martingale = PlugIn()
     >>> for p in [0.45, 0.55] * 20:
-    ...     uneven.bet(p)
-    >>> bool(uneven.log_wealth > math.log(100))
+    ...     martingale.bet(p)
+    >>> bool(martingale.log_wealth > math.log(100))
     True
     """
 
     bins = 10
 
     def __init__(self) -> None:
-        self._counts = np.full(self.bins, 5.0)  # p-values to begin with; a row for each stream
+        self._counts = np.full(self.bins, 5.0)  # prior counts; later with a row for each stream
         self.log_wealth: Any = np.float64(0)
 
     def bet(self, p: Any) -> None:
@@ -158,14 +158,14 @@ class PlugIn:
         return [float(self.log_wealth), self._counts.tolist()]
 
     def restore(self, state: Any) -> None:
-        """Take over what :meth:`state` returned."""
+        """Restore what :meth:`state` returned."""
         self.log_wealth, self._counts = np.float64(state[0]), np.array(state[1])
 
 
 class Average:
-    """The mean wealth of three martingales on the same p-values, a martingale itself.
+    """The mean wealth of three martingales on the same p-values, which is a martingale.
 
-    Martingales on different p-values must not be averaged: each is fair given its own past only.
+    Martingales on different p-values must not be averaged: each is fair only given its own past.
     """
 
     def __init__(self) -> None:
@@ -191,6 +191,6 @@ class Average:
         return [part.state() for part in self.parts]
 
     def restore(self, state: Any) -> None:
-        """Take over what :meth:`state` returned."""
+        """Restore what :meth:`state` returned."""
         for part, own in zip(self.parts, state, strict=True):
             part.restore(own)

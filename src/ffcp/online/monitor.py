@@ -1,4 +1,4 @@
-"""Drift detection: p-values of what comes in, martingales, and coverage."""
+"""Drift detection on a stream, by conformal test martingales and by coverage."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ PREDICTION, NORM, VALUES = "prediction", "gradient norm", "layer values"
 
 
 class Test:
-    """One stream of numbers: ranked among those before, and bet against.
+    """The test of one stream of numbers: online ranks and a martingale.
 
-    ``wealth`` holds the logarithm of the wealth after each of them.
+    ``wealth`` holds the logarithm of the wealth after each number.
     """
 
     def __init__(self, start: Any = (), seed: int | None = None) -> None:
@@ -46,11 +46,11 @@ class Test:
 
     @property
     def rows(self) -> int:
-        """How many numbers have come."""
+        """The number of values so far."""
         return len(self.wealth)
 
     def add(self, values: Any, log_threshold: float) -> None:
-        """Add the next numbers, one after the other."""
+        """Add the next numbers, one by one."""
         for value in values:
             self.martingale.bet(self.ranks.p_value(float(value)))
             self.wealth.append(float(self.martingale.log_wealth))
@@ -58,7 +58,7 @@ class Test:
                 self.alarm_row = self.rows - 1
 
     def state(self) -> list[Any]:
-        """Return all that changes as plain data."""
+        """Return the changing attributes as plain data."""
         return [self.ranks.state(), self.martingale.state(), self.wealth, self.alarm_row]
 
     @classmethod
@@ -72,36 +72,35 @@ class Test:
 
 
 class Monitor(Resumable):
-    """Watches whether new points are still like those that calibrated a predictor.
+    """Drift detection: tests whether new rows are exchangeable with the calibration rows.
 
     Parameters
     ----------
-    predictor
-        A calibrated predictor of bands or label sets.
-    alpha
-        The share of misses allowed where coverage is watched; 0.1 if nothing is given.
-    confidence_level
-        In place of ``alpha``: the coverage asked for, 1 - alpha.
-    threshold
-        An alarm is raised when the wealth of a test reaches it. Without change this ever happens
-        with probability at most 1 / threshold, for the test of truths and for that of inputs
-        each, however long the stream.
-    window
-        Coverage is told over the last so many rows, of each group.
-    feature
-        The layer whose gradient norms and values the tests of inputs look at; by default that of
-        the predictor, if it has one.
-    seed
-        Of the random numbers that break ties.
+    predictor : Predictor
+        A calibrated predictor of intervals or label sets.
+    alpha : float, default=None
+        Allowed share of misses, for the report of coverage; 0.1 if neither is given.
+    confidence_level : float, default=None
+        Instead of ``alpha``: the required coverage, 1 - alpha.
+    threshold : float, default=100.0
+        An alarm is raised when the wealth of a test reaches it. Without drift this ever happens
+        with probability at most 1 / threshold, for the test of targets and for those of inputs
+        each, on streams of any length.
+    window : int, default=500
+        Number of last rows, of each group, over which coverage is reported.
+    feature : str, default=None
+        The layer whose gradient norms and values the tests of inputs use; by default that of the
+        predictor, if it has one.
+    seed : int, default=None
+        Seed of the random numbers that break ties.
 
     Notes
     -----
-    The test of truths ranks the score of each point among the calibration scores and all before
-    it. Tests of inputs, which go on where truth never comes, look at the prediction, the gradient
-    norm and the distance of layer values from their centre; :meth:`start` gives them inputs to
-    begin with. Assumed: calibration and stream are exchangeable as long as nothing changes, so a
-    stream of dependent rows (the hours of a day) is a change by itself. A test that stays silent
-    proves nothing.
+    The test of targets (``"truth"``) ranks the score of each row among the calibration scores and
+    all earlier ones. Tests of inputs, which need no targets, use the prediction, the gradient norm
+    and the distance of layer values from their centre; :meth:`start` provides reference inputs.
+    Assumption: without drift, calibration and stream are exchangeable, so a stream of dependent
+    rows (the hours of a day) counts as drift. The absence of an alarm proves nothing.
 
     Examples
     --------
@@ -133,13 +132,18 @@ class Monitor(Resumable):
         super().__init__()
         self.alpha = requested_alpha(alpha, confidence_level, unknown)
         if not isinstance(predictor, (RegressionPredictor, SetPredictor)):
-            raise TypeError(f"Monitor needs bands or label sets, not {type(predictor).__name__}")
+            raise TypeError(
+                f"'predictor' must return intervals or label sets, got {type(predictor).__name__!r}"
+            )
         if not is_number(threshold) or not 1 < threshold < math.inf:
-            raise ValueError(f"threshold must be above 1, got {threshold!r}: 100 is 1 in 100")
+            raise ValueError(
+                f"'threshold' must be above 1, got {threshold!r}: with 100 the probability of a "
+                "false alarm is at most 1 in 100"
+            )
         check_counts(window=window)
         predictor.calibrated()
         if is_summary(predictor.calibration):
-            raise ValueError("Monitor needs single scores: calibrate without compressing")
+            raise ValueError("Monitor needs all scores: calibrate without rank_error or compress")
         self.predictor = predictor
         self.threshold, self.window, self.seed = float(threshold), window, checked_seed(seed)
         given = feature if feature is not None else getattr(predictor, "feature", None)
@@ -153,11 +157,12 @@ class Monitor(Resumable):
             "feature": self.feature,
         }
         scores = predictor.calibration.scores
-        # Several outputs are sorted one by one, so rows are lost; and scores that were randomised
-        # to calibrate alone are not like those to come: the stream then starts from nothing.
-        is_alike = scores.shape[1] == 1 and not getattr(predictor, "draws_to_calibrate_only", False)
-        begin = scores[~scores.isnan()].tolist() if is_alike else []
-        self.tests: dict[str, Test] = {TRUTH: Test(begin, self._seed(0))}
+        # Scores of several outputs are sorted separately, so rows cannot be recovered; and scores
+        # randomised only in the calibration are not comparable: the test then starts empty.
+        comparable = not getattr(predictor, "draws_to_calibrate_only", False)
+        usable = comparable and scores.shape[1] == 1
+        start = scores[~scores.isnan()].tolist() if usable else []
+        self.tests: dict[str, Test] = {TRUTH: Test(start, self._seed(0))}
         names = [PREDICTION] + ([NORM] if self.feature else [])
         self.tests.update({name: Test((), self._seed(i)) for i, name in enumerate(names, 1)})
         self._centre: tuple[Tensor, Tensor] | None = None  # of the layer's values, and their spread
@@ -170,18 +175,18 @@ class Monitor(Resumable):
     # -- adding rows ------------------------------------------------------------------------
 
     def start(self, x: Any) -> Monitor:
-        """Start the tests of inputs from inputs as they were: those of the calibration, say.
+        """Start the tests of inputs from reference inputs, for example the calibration rows.
 
-        The first half teaches where the centre of the layer's values is, the other half is where
-        ranks begin. Call it before the first :meth:`update`.
+        The first half determines the centre of the layer's values, the other half starts the
+        ranks. Call it before the first :meth:`update`.
         """
         with self._lock:
             if self.rows:
-                raise RuntimeError("rows have come already: start before the first update")
+                raise RuntimeError("call start(x) before the first update(x, y), not after it")
             table = self._read(x)
             half = len(table[PREDICTION]) // 2
             if not half:
-                raise ValueError("give at least two rows to start with")
+                raise ValueError("'x' must have at least two rows to start with")
             if VALUES in table:
                 first = table[VALUES][:half]
                 spread = first.std(dim=0, correction=0)
@@ -192,46 +197,46 @@ class Monitor(Resumable):
         return self
 
     def update(self, x: Any, y: Any = None, *, groups: Any = None, weights: Any = None) -> Monitor:
-        """Take the next rows, in the order in which they came.
+        """Test the next rows, in their order in time.
+
+        If an error is raised, nothing has changed.
 
         Parameters
         ----------
-        x
+        x : array-like or loader
             Inputs, as the model takes them.
-        y
-            Their targets; without them only the tests of inputs go on. NaN, of a predictor with
-            ``missing=True``, is a target that is not known: of several outputs the others count.
-        groups
-            The group of each row: coverage is then told for each, and a predictor with groups
+        y : array-like, default=None
+            Their targets; without them only the tests of inputs continue. With a predictor with
+            ``missing=True``, NaN is a missing target: of several outputs the others count.
+        groups : array-like, default=None
+            The group of each row: coverage is then reported for each, and a predictor with groups
             needs them.
-        weights
-            The weight of each row, for a predictor that takes them.
-
-        Rows that are refused, whatever is wrong with them, change nothing.
+        weights : array-like, default=None
+            The weight of each row, if the predictor needs weights.
         """
         with self._lock:
             features = self.features(x)
             rows = len(features[PREDICTION])
             if y is not None:
                 scores = self.predictor.score(x, y)  # type: ignore[operator]
-                self._note_hits(x, y, groups, weights, rows)
+                self._record_hits(x, y, groups, weights, rows)
                 worst = scores.reshape(rows, -1).nan_to_num(-math.inf, math.inf, -math.inf)
                 worst = worst.amax(dim=1)
-                known = worst[worst > -math.inf]  # none of a row whose target is not known
+                known = worst[worst > -math.inf]  # rows with a missing target have no score
                 self.tests[TRUTH].add(known.tolist(), math.log(self.threshold))
             for name, values in features.items():
-                # Each is fair given its own past only, so they are not averaged: a union bound.
+                # Each is fair only given its own past, so they are combined by a union bound.
                 limit = math.log(self.threshold * len(features))
                 self.tests[name].add(values.tolist(), limit)
             self.rows += rows
         return self
 
     def features(self, x: Any) -> dict[str, Tensor]:
-        """Return the numbers that the tests of inputs look at, by name, one for each row."""
+        """Return the numbers that the tests of inputs use, by name, one for each row."""
         return self._numbers(self._read(x))
 
     def _numbers(self, table: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Replace the values of a layer by their distance from the centre, if it is known."""
+        """Return the table with a layer's values replaced by their distance from the centre."""
         values = table.pop(VALUES, None)
         if values is None or self._centre is None:
             return table
@@ -239,42 +244,42 @@ class Monitor(Resumable):
         return {**table, VALUES: ((values - centre) / spread).square().mean(dim=1).sqrt()}
 
     def _read(self, x: Any) -> dict[str, Tensor]:
-        """Return what is watched of inputs, one number per row; values of a layer as they are."""
+        """Return the tested quantities of inputs: one number per row, and the layer's values."""
         predictor, feature = self.predictor, self.feature
-        predictor.check_weights()  # of others, nothing that was seen says anything
+        predictor.check_weights()  # other weights would make all earlier numbers incomparable
         requires = Requires() if feature is None else Requires((feature,), (feature,))
         parts, row = [], 0
         for batch in predictor.rows(x):
             out = forward.see(predictor.model, batch, requires, row)
             row += len(out.rows)
-            parts.append(self._noted(out))
+            parts.append(self._quantities(out))
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
-    def _noted(self, out: BatchOutput) -> dict[str, Tensor]:
+    def _quantities(self, out: BatchOutput) -> dict[str, Tensor]:
         output = out.output.double().flatten(1).cpu()
         if isinstance(self.predictor, SetPredictor):
             output = output.softmax(dim=1).amax(dim=1, keepdim=True)
-        noted = {PREDICTION: output.mean(dim=1)}
+        quantities = {PREDICTION: output.mean(dim=1)}
         if self.feature is not None:
             norms, values = out.norms[self.feature], out.values[self.feature]
-            noted[NORM] = norms.double().flatten(1).mean(dim=1).cpu()
-            noted[VALUES] = values.double().flatten(1).cpu()
-        return noted
+            quantities[NORM] = norms.double().flatten(1).mean(dim=1).cpu()
+            quantities[VALUES] = values.double().flatten(1).cpu()
+        return quantities
 
-    def _note_hits(self, x: Any, y: Any, groups: Any, weights: Any, rows: int) -> None:
-        """Note which rows were covered."""
+    def _record_hits(self, x: Any, y: Any, groups: Any, weights: Any, rows: int) -> None:
+        """Record which rows were covered."""
         predictor: Any = self.predictor
-        asked = {"groups": groups} if predictor.calibration.traits.groups else {}
-        asked.update({"weights": weights} if predictor.calibration.traits.weights else {})
+        options = {"groups": groups} if predictor.calibration.traits.groups else {}
+        options.update({"weights": weights} if predictor.calibration.traits.weights else {})
         if isinstance(predictor, RegressionPredictor):
             joint = True if predictor.joint == BONFERRONI else predictor.joint
-            band = predictor.predict_interval(x, self.alpha, **asked)
-            target = target_tensor(y).reshape(band.lower.shape)
+            interval = predictor.predict_interval(x, self.alpha, **options)
+            target = target_tensor(y).reshape(interval.lower.shape)
             if bool(target.isnan().all()):
-                return  # nothing is known of these rows
-            hits = row_hits(band, target, joint, predictor.missing)
+                return  # all targets are missing
+            hits = row_hits(interval, target, joint, predictor.missing)
         else:
-            mask = predictor.predict_set(x, self.alpha, **asked).mask
+            mask = predictor.predict_set(x, self.alpha, **options).mask
             labels = predictor.read_target(y).to(mask.device)
             hits = mask[torch.arange(rows, device=mask.device), labels].double()
         keys: list[list[Any]] = [[None]] * rows
@@ -282,14 +287,14 @@ class Monitor(Resumable):
             names = labels_of(groups(x) if callable(groups) else groups, rows)
             keys = [[None, name] for name in names]
         for own, hit in zip(keys, hits.tolist(), strict=True):
-            for key in own if not math.isnan(hit) else ():  # its target is known
+            for key in own if not math.isnan(hit) else ():  # NaN: the target is missing
                 self._hits.setdefault(key, deque(maxlen=self.window)).append(hit)
 
-    # -- what is told -----------------------------------------------------------------------
+    # -- reports ----------------------------------------------------------------------------
 
     @property
     def alarms(self) -> dict[str, int | None]:
-        """For each test the row, counted from 0, at which its alarm was raised, or ``None``."""
+        """The row, counted from 0, at which each test raised its alarm, or ``None``."""
         with self._lock:
             return {name: test.alarm_row for name, test in self.tests.items()}
 
@@ -299,39 +304,39 @@ class Monitor(Resumable):
         return any(row is not None for row in self.alarms.values())
 
     def coverage(self) -> dict[Any, tuple[float, float, float, int]]:
-        """Return (share, low, high, rows) over the last rows, by group; ``None``: of all rows.
+        """Return (share, low, high, rows) over the last rows, by group; ``None`` is all rows.
 
-        The interval is exact (Clopper and Pearson), at 95 %; where a row counts by the share of
-        its outputs that are covered, rows are rounded down to whole ones.
+        The confidence interval is exact (Clopper and Pearson), at 95 %; if rows count by the share
+        of their outputs that are covered, the number of covered rows is rounded down.
         """
-        told = {}
+        coverage = {}
         with self._lock:
             for name, hits in self._hits.items():
                 low, high = clopper_pearson(math.floor(sum(hits) + 1e-9), len(hits))
-                told[name] = (float(np.mean(hits)), low, high, len(hits))
-        return told
+                coverage[name] = (float(np.mean(hits)), low, high, len(hits))
+        return coverage
 
     def table(self) -> list[dict[str, Any]]:
-        """Return all that is told as rows of a table, in plain words and numbers."""
+        """Return the report as rows of a table."""
         with self._lock:
             tests = [self._test_row(name, test) for name, test in self.tests.items()]
             covered = self.coverage()
-        asked = float(1 - self.alpha)
+        target = float(1 - self.alpha)
         return tests + [
             {
                 "what": "coverage" if group is None else f"coverage of group {group!r}",
                 "rows": rows,
                 "value": share,
                 "most": high,
-                "limit": asked,
+                "limit": target,
                 "says": f"between {low:.3f} and {high:.3f}, "
-                + ("below what was asked" if high < asked else "as asked"),
+                + ("below the target" if high < target else "consistent with the target"),
             }
             for group, (share, low, high, rows) in covered.items()
         ]
 
     def _test_row(self, name: str, test: Test) -> dict[str, Any]:
-        says = "no change found" if test.rows else "no rows yet"
+        says = "no drift detected" if test.rows else "no rows yet"
         wealth = np.exp(np.minimum([0.0, *test.wealth], 700.0))
         return {
             "what": f"test of {name}",
@@ -339,7 +344,7 @@ class Monitor(Resumable):
             "value": float(wealth[-1]),
             "most": float(wealth.max()),
             "limit": self._limit(name),
-            "says": says if test.alarm_row is None else f"moved: alarm at row {test.alarm_row}",
+            "says": says if test.alarm_row is None else f"drift: alarm at row {test.alarm_row}",
         }
 
     def _limit(self, name: str) -> float:
@@ -347,14 +352,14 @@ class Monitor(Resumable):
         return self.threshold * (1 if name == TRUTH else len(self.tests) - 1)
 
     def plot(self, ax: Any = None) -> Any:
-        """Draw the wealth of every test over the rows, and the limit at which it is an alarm.
+        """Plot the wealth of every test over the rows, and the limit at which it raises an alarm.
 
         Needs matplotlib. Wealth is that of fair bets against online conformal p-values: without
-        drift it hardly ever grows large.
+        drift it rarely becomes large.
 
         Parameters
         ----------
-        ax
+        ax : Axes, default=None
             The axes to draw into; by default those of a new figure.
 
         Returns
@@ -374,14 +379,14 @@ class Monitor(Resumable):
         lines = [list(table[0]), *([_cell(value) for value in row.values()] for row in table)]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         padded = (map(str.ljust, line, widths) for line in lines)
-        return "\n".join(["  ".join(line).rstrip() for line in padded] + [_COLUMNS])
+        return "\n".join(["  ".join(line).rstrip() for line in padded] + [COLUMNS])
 
     __repr__ = __str__
 
     # -- files ------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Return all that changes as plain data."""
+        """Return the changing attributes as plain data."""
         return {
             "tests": {name: test.state() for name, test in self.tests.items()},
             "rows": self.rows,
@@ -400,10 +405,10 @@ class Monitor(Resumable):
         }
 
 
-_COLUMNS = """
-value: evidence of a change by now (1 is none), or the share of rows covered
-most:  the largest evidence so far, or the largest coverage these rows allow for
-limit: an alarm when the evidence exceeds it, or the coverage asked for"""
+COLUMNS = """
+value: current evidence of drift (1 is none), or the share of rows covered
+most:  the largest evidence so far, or the upper end of the coverage's confidence interval
+limit: the evidence at which an alarm is raised, or the target coverage"""
 
 
 def _cell(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Bands for a stream: predict, then learn the truth when it comes, late, in any order, or never."""
+"""Prediction intervals for a stream, whose targets may arrive late, in any order, or never."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ffcp.conformal.mondrian import Label, rows_of_groups
 from ffcp.conformal.rank import requested_alpha, rows_needed
 from ffcp.network import arrays, forward, inputs
 from ffcp.network.arrays import target_tensor
-from ffcp.online.controllers import Aci, Asked, Control, DtAci, Pid, Window
+from ffcp.online.controllers import Aci, Applied, Control, DtAci, Pid, Window
 from ffcp.online.saving import Resumable
 from ffcp.regression.intervals import Interval
 from ffcp.regression.joint import two_sided
@@ -32,10 +32,10 @@ METHODS = ("aci", "dtaci", "pid", "plain")
 
 
 class Progress(NamedTuple):
-    """How far a stream has come: for each score, truths that came, misses, and what is promised.
+    """The progress of a stream: the number of targets and misses of each score, and bounds.
 
-    ``bounds`` say how far the share of misses can be from what was asked for by now; ``None``
-    where nothing is promised.
+    ``bounds`` are guaranteed bounds on the distance of the share of misses from alpha; ``None``
+    if there is no guarantee.
     """
 
     observed: list[int]
@@ -45,64 +45,65 @@ class Progress(NamedTuple):
 
 @dataclass
 class Waiting:
-    """A row that was predicted and waits for its truth: what was asked for each score of it."""
+    """A predicted row that waits for its target, with what was applied to each of its scores."""
 
     key: str  # of its input
     group: Label | None
-    asked: list[Asked | None]  # None: that truth has come
+    applied: list[Applied | None]  # None: this target has arrived
 
 
 class Online(Resumable):
-    """Bands for a stream, whose level or threshold follows what the stream says of it.
+    """Prediction intervals for a stream, with a level or threshold that adapts to it.
 
     Parameters
     ----------
-    predictor
-        A calibrated predictor of bands. Its calibration scores, in a random order, are the
-        stream's past. With groups each of them is a stream of its own. Localized and weighted
-        calibrations, whose thresholds differ from input to input, stay as they are: their level
-        moves, and with ``"pid"`` what is added to their thresholds.
-    method
-        ``"aci"``: a level that goes down with every miss and up otherwise. ``"dtaci"``: the same
-        with several step sizes, weighed by how they do. ``"pid"``: a threshold that is controlled
-        itself. ``"plain"``: the level stays, only the window moves.
-    alpha
-        Share of misses asked for, 0.1 if nothing is given; it cannot be changed later.
-    confidence_level
-        In place of ``alpha``: the coverage asked for, 1 - alpha.
-    gamma
-        The step of ``"aci"``.
-    window
-        How many of the last scores count.
-    forget
-        A score counts so many times as much as the one after it; 1: all alike.
-    saturation
-        Of ``"pid"``: how late its integrator takes over, see
+    predictor : RegressionPredictor
+        A calibrated predictor of intervals. Its calibration scores, in random order, are the
+        stream's past. With groups each group is a separate stream. Localized and weighted
+        calibrations, whose thresholds depend on the input, are not changed: their level is
+        adapted, or, with ``"pid"``, an amount added to their thresholds.
+    method : str, default="aci"
+        ``"aci"``: a level that decreases with every miss and increases otherwise. ``"dtaci"``: the
+        same with several step sizes, weighted by their losses. ``"pid"``: the threshold itself is
+        controlled. ``"plain"``: a fixed level, only the window moves.
+    alpha : float, default=None
+        Target share of misses, 0.1 if neither is given; it cannot be changed later.
+    confidence_level : float, default=None
+        Instead of ``alpha``: the required coverage, 1 - alpha.
+    gamma : float, default=0.01
+        Step size of ``"aci"``.
+    window : int, default=1000
+        Number of last scores that are used.
+    forget : float, default=1.0
+        The weight of a score relative to the next newer one; 1 means equal weights.
+    saturation : float, default=0.5
+        Saturation constant of ``"pid"``: the larger, the later its integrator takes effect, see
         :class:`ffcp.online.controllers.Pid`.
-    waiting
-        How many predictions wait for their truth at most; beyond, the oldest are given up.
+    waiting : int, default=10000
+        Largest number of predictions that wait for their target; beyond it the oldest are dropped.
 
     Notes
     -----
-    What is promised, with N truths come, E of them missed, and at most D predictions waiting when
-    another is made (rows of one batch wait for each other):
+    Guarantees, for N targets that have arrived, E of them missed, and at most D predictions waiting
+    when another is made (rows of one batch wait for each other):
 
     * ``"aci"``: on any sequence, abs(E / N - alpha) <= (max(alpha, 1 - alpha) + gamma (D + 1)) /
       (gamma N).
     * ``"pid"``: on any sequence, abs(E / N - alpha) <= ((pi / 2) saturation u / log(u) + 1 + D) / N
       with u = N + e.
     * ``"dtaci"``: a pinball loss close to that of the best step size; no coverage.
-    * ``"plain"``: coverage of 1 - alpha less what the distribution drifts inside the window.
+    * ``"plain"``: coverage of 1 - alpha minus the drift of the distribution inside the window.
 
-    These are about averages over the stream, met also by bands that are infinite or empty in
-    turn, and about rows whose truth comes. Rows whose truth never comes are covered by none of it.
+    These are averages over the stream, which alternating infinite and empty intervals would
+    satisfy too, and they concern rows whose target arrives. There is no guarantee for rows whose
+    target never arrives.
 
-    With several outputs that are covered each on its own, forecasts for several horizons, say,
-    each has a level of its own; NaN in ``y`` stands for a truth that has not come yet. So has each
-    end of a band with ``side="each"``, where a row is missed by one end or the other.
+    If several outputs are covered separately, like forecasts for several horizons, each has its
+    own level; NaN in ``y`` is a target that has not arrived yet. With ``side="each"`` each end of
+    an interval has its own level, and a row is missed by one end or the other.
 
-    It may be called from several threads, one of which works at a time. :meth:`save` writes the
-    state whenever it is called, and :meth:`load` of a stream made alike goes on from there.
+    It may be called from several threads, which run one at a time. :meth:`save` writes the state at
+    any time, and :meth:`load` of a stream with the same settings continues from there.
 
     Examples
     --------
@@ -112,7 +113,7 @@ class Online(Resumable):
     >>> y = model(x).detach()[:, 0] + torch.randn(300)
     >>> online = Online(ffcp.CP(model).calibrate(x[:200], y[:200]), "aci", alpha=0.1)
     >>> for i in range(200, 300):
-    ...     band = online.predict_interval(x[i : i + 1])
+    ...     interval = online.predict_interval(x[i : i + 1])
     ...     online.update(x[i : i + 1], y[i : i + 1])
     >>> online.observed, online.misses
     ([100], [12])
@@ -139,14 +140,14 @@ class Online(Resumable):
             raise ValueError(f"unknown method {method!r}: choose one of {', '.join(METHODS)}")
         for name, value in (("gamma", gamma), ("saturation", saturation)):
             if not is_number(value) or not 0 < value < math.inf:
-                raise ValueError(f"{name} must be a positive number, got {value!r}")
+                raise ValueError(f"{name!r} must be a positive number, got {value!r}")
         check_counts(window=window, waiting=waiting)
         if not is_number(forget) or not 0 < forget <= 1:
-            raise ValueError(f"forget must lie above 0 and be at most 1, got {forget!r}")
+            raise ValueError(f"'forget' must lie in (0, 1], got {forget!r}")
         _check_predictor(predictor, method, forget)
         super().__init__()
         self.method, self.alpha = method, requested_alpha(alpha, confidence_level, unknown)
-        # As it is now: the stream's past are the scores of this calibration and no other.
+        # A snapshot: the stream's past are the scores of this calibration, not of a later one.
         self.predictor = predictor.snapshot()
         self.settings = {
             "method": method,
@@ -163,33 +164,33 @@ class Online(Resumable):
         self._waiting: dict[int, Waiting] = {}  # by the number of the row
 
     def __repr__(self) -> str:
-        """Describe the stream: its method, the targets that came, and those that were missed.
+        """Return a summary of the stream: method, number of targets and coverage.
 
         >>> import ffcp
         >>> predictor = ffcp.CP(torch.nn.Linear(2, 1)).calibrate(torch.ones(50, 2), torch.ones(50))
         >>> Online(predictor, "aci", alpha=0.1)
-        Online: 'aci' of CP, coverage asked for 90 %
+        Online: 'aci' of CP, target coverage 90 %
           0 rows predicted, 0 wait for their target
         """
-        asked = f"coverage asked for {100 * float(1 - self.alpha):g} %"
-        head = f"Online: {self.method!r} of {type(self.predictor).__name__}, {asked}"
+        level = f"target coverage {100 * float(1 - self.alpha):g} %"
+        head = f"Online: {self.method!r} of {type(self.predictor).__name__}, {level}"
         lines = [
             head,
             f"{self.rows:,} rows predicted, {len(self._waiting):,} wait for their target",
         ]
         for came, missed in zip(self.observed, self.misses, strict=True):
             if came:
-                lines.append(f"{came:,} targets came, {1 - missed / came:.1%} of them covered")
+                lines.append(f"{came:,} targets, {1 - missed / came:.1%} of them covered")
         return "\n  ".join(lines)
 
     def _parts(self) -> Mapping[Any, Calibration]:
-        """Return the calibration of each group; that of all rows as the group ``None``."""
+        """Return the calibration of each group; without groups one, with the key ``None``."""
         calibration = self.predictor.calibration
         parts: Mapping[Any, Calibration] = getattr(calibration, "parts", {None: calibration})
         return parts
 
     def _new_controls(self) -> dict[Label | None, list[Control]]:
-        """Return the control of each score of each group, which starts from calibration scores."""
+        """Return a controller for each score of each group, started from calibration scores."""
         controls = {}
         for label, part in self._parts().items():
             alpha = self.predictor.alpha_of_each(self.alpha, part.scores.shape[1])
@@ -197,36 +198,36 @@ class Online(Resumable):
         return controls
 
     def _warn_of_few_rows(self) -> None:
-        """Warn where no finite interval can be had until many more targets have come."""
+        """Warn if intervals are infinite until many more targets have arrived."""
         few = min((part.scores for part in self._parts().values()), key=len)
         needed = rows_needed(self.predictor.alpha_of_each(self.alpha, few.shape[1]))
         if self.method != "pid" and min(len(few), self.settings["window"]) < needed:
             warn(
-                f"alpha={float(self.alpha):g} needs {needed} scores in the window, and there are "
-                f"{len(few)} of {self.settings['window']}: most intervals will be infinite until "
-                "then. Ask for a larger alpha, give a larger window=, or calibrate on more rows"
+                f"alpha={float(self.alpha):g} needs {needed} scores in the window, which has "
+                f"{len(few)} of at most {self.settings['window']}: most intervals will be infinite "
+                "until then. Use a larger 'alpha' or 'window', or calibrate on more rows"
             )
 
     def _control(self, alpha: Fraction, scores: Tensor) -> Control:
-        said = self.settings
+        settings = self.settings
         known = scores[~scores.isnan()].numpy()
-        order = np.random.default_rng(0).permutation(len(known))  # does not look at the scores
-        past = Window(said["window"], said["forget"], known[order].tolist())
+        order = np.random.default_rng(0).permutation(len(known))  # independent of the scores
+        past = Window(settings["window"], settings["forget"], known[order].tolist())
         if self.method == "aci":
-            return Aci(alpha, past, Fraction(str(said["gamma"])))
+            return Aci(alpha, past, Fraction(str(settings["gamma"])))
         if self.method == "dtaci":
             return DtAci(alpha, past)
         if self.method == "pid":
-            return Pid(alpha, past, said["saturation"])
+            return Pid(alpha, past, settings["saturation"])
         return Control(alpha, past)
 
     # -- predicting -------------------------------------------------------------------------
 
     def predict_interval(self, x: Any, *, groups: Any = None, weights: Any = None) -> Interval:
-        """Return bands for the next rows, at the level of now, and remember them.
+        """Return intervals for the next rows, at the current level, and remember the rows.
 
-        A level of 0 or less gives the whole line; one of 1 or more the prediction alone, which
-        counts as a miss. ``groups`` and ``weights`` are those of the predictor's own
+        A level of 0 or less returns the whole line; one of 1 or more only the prediction, which
+        counts as a miss. ``groups`` and ``weights`` are as in the predictor's
         ``predict_interval``.
         """
         with self._lock:
@@ -237,10 +238,10 @@ class Online(Resumable):
             rows = predictor.batch_outputs(predictor.rows(x), groups, None, weights)
             for out, metadata, draws, _ in rows:
                 labels = metadata.get("group", [None] * len(out.output))
-                asked = self._ask(labels, metadata, draws)
-                thresholds = [[one.threshold for one in row] for row in asked]
-                parts.append(self._band(out, torch.tensor(thresholds, dtype=torch.float64)))
-                points += map(Waiting, _keys(out.x, len(out.output)), labels, asked)
+                applied = self._applied(labels, metadata, draws)
+                thresholds = [[one.threshold for one in row] for row in applied]
+                parts.append(self._interval(out, torch.tensor(thresholds, dtype=torch.float64)))
+                points += map(Waiting, _keys(out.x, len(out.output)), labels, applied)
             predictor.check_weights()
             for point in points:
                 self.delay = max(self.delay, len(self._waiting))
@@ -251,24 +252,26 @@ class Online(Resumable):
         lower, upper, prediction = (torch.cat([part[i] for part in parts]) for i in range(3))
         return Interval(lower, upper, prediction, float(self.alpha))
 
-    def _ask(self, labels: Sequence[Any], metadata: Any, draws: Any) -> list[list[Any]]:
-        """Return what each score of each row is asked with."""
-        asked: list[list[Any]] = [[]] * len(labels)
+    def _applied(self, labels: Sequence[Any], metadata: Any, draws: Any) -> list[list[Any]]:
+        """Return what is applied to each score of each row."""
+        applied: list[list[Any]] = [[]] * len(labels)
         own = {name: column for name, column in metadata.items() if name != "group"}
         for label, rows in rows_of_groups(labels).items():
             if label not in self._controls:
-                raise ValueError(f"no calibration point belongs to group {label!r}: calibrate it")
+                raise ValueError(
+                    f"group {label!r} has no calibration rows: calibrate with rows of this group"
+                )
             if has_own_thresholds(self.predictor):
-                asked_now = self._looked_up(label, take(own, rows), draws, len(rows))
+                of_rows = self._looked_up(label, take(own, rows), draws, len(rows))
             else:
-                now = [control.ask() for control in self._controls[label]]
-                asked_now = [[*now] for _ in rows]
-            for row, one in zip(rows.tolist(), asked_now, strict=True):
-                asked[row] = one
-        return asked
+                now = [control.next_threshold() for control in self._controls[label]]
+                of_rows = [[*now] for _ in rows]
+            for row, one in zip(rows.tolist(), of_rows, strict=True):
+                applied[row] = one
+        return applied
 
     def _looked_up(self, label: Any, metadata: Any, draws: Any, rows: int) -> list[list[Any]]:
-        """Return what rows of a group are asked with, by thresholds for each input."""
+        """Return what is applied to rows of a group, by thresholds for each input."""
         controls = self._controls[label]
         levels = {level for control in controls for level in control.levels()}
         inside = sorted(level for level in levels if 0 < level < 1)
@@ -279,14 +282,14 @@ class Online(Resumable):
         at = {level: table * (rows // len(table)) for level, table in at.items()}
         return [
             [
-                control.asked([at[level][row][i] for level in control.levels()])
+                control.applied([at[level][row][i] for level in control.levels()])
                 for i, control in enumerate(controls)
             ]
             for row in range(rows)
         ]
 
-    def _band(self, out: BatchOutput, thresholds: Tensor) -> Interval:
-        """Return bands; where a threshold covers nothing, the prediction alone."""
+    def _interval(self, out: BatchOutput, thresholds: Tensor) -> Interval:
+        """Return intervals; only the prediction where a threshold covers nothing."""
         predictor = self.predictor
         nothing = (thresholds == -math.inf) | (thresholds < predictor.calibrated().score.lowest)
         found = predictor.interval_at(out, thresholds.masked_fill(nothing, 0.0)[None])
@@ -299,20 +302,20 @@ class Online(Resumable):
     # -- learning ---------------------------------------------------------------------------
 
     def update(self, x: Any, y: Any) -> None:
-        """Learn the truths of rows that were predicted, in any order, whenever they come.
+        """Update the levels with the targets of predicted rows, in any order, at any time.
 
-        Rows are known again by their inputs; of equal inputs the one that was predicted first is
-        meant. NaN in ``y``, of several outputs, is a truth that has not come yet: come again.
+        Rows are identified by their inputs; of equal inputs the first predicted one is meant. NaN
+        in ``y``, with several outputs, is a target that has not arrived yet: pass it later.
         """
         with self._lock:
             keys, scores = self._scored(x, target_tensor(y))
             for number, row in zip(self._found(keys, scores), scores.tolist(), strict=True):
                 point = self._waiting[number]
-                for i, (score, asked) in enumerate(zip(row, point.asked, strict=True)):
-                    if asked is not None and not math.isnan(score):
-                        self._controls[point.group][i].learn(score, asked)
-                        point.asked[i] = None
-                if not any(point.asked):
+                for i, (score, applied) in enumerate(zip(row, point.applied, strict=True)):
+                    if applied is not None and not math.isnan(score):
+                        self._controls[point.group][i].learn(score, applied)
+                        point.applied[i] = None
+                if not any(point.applied):
                     del self._waiting[number]
 
     def _scored(self, x: Any, target: Tensor) -> tuple[list[str], Tensor]:
@@ -327,70 +330,72 @@ class Online(Resumable):
         for batch in predictor.rows(x):
             out = forward.see(predictor.model, batch, state.requires, len(keys))
             if len(target) <= out.rows[-1]:
-                raise ValueError(f"y has {len(target)} rows, fewer than x")
+                raise ValueError(f"'y' has {len(target)} rows, fewer than 'x'")
             some = target[out.rows[0] : out.rows[-1] + 1].to(out.output.device)
             own = score.target(out, some)
             parts.append(score.score(out, some).cpu())
-            has_own = parts[-1].shape[1] >= own.shape[1] > 1  # outputs have scores of their own
+            has_own = parts[-1].shape[1] >= own.shape[1] > 1  # each output has its own score
             if bool(own.isnan().any()) and not has_own:
-                raise ValueError("y holds NaN: leave out rows whose truth has not come yet")
+                raise ValueError("'y' holds NaN: leave out rows whose target has not arrived yet")
             keys += _keys(out.x, len(out.output))
         predictor.check_weights()
         if len(target) != len(keys):
-            raise ValueError(f"y has {len(target)} rows, x has {len(keys)}")
+            raise ValueError(f"'y' has {len(target)} rows, 'x' has {len(keys)}")
         return keys, torch.cat(parts)
 
     def _found(self, keys: list[str], scores: Tensor) -> list[int]:
-        """Return the numbers under which all rows wait, or refuse them all."""
+        """Return the numbers of the waiting rows; raise if any row is not waiting."""
         waiting: dict[str, list[int]] = {}
         for number, point in self._waiting.items():
             waiting.setdefault(point.key, []).append(number)
         found = []
         for row, (key, known) in enumerate(zip(keys, (~scores.isnan()).tolist(), strict=True)):
             for number in waiting.get(key, []):
-                asked = self._waiting[number].asked
-                if all(one is not None for one, has in zip(asked, known, strict=True) if has):
+                applied = self._waiting[number].applied
+                if all(one is not None for one, has in zip(applied, known, strict=True) if has):
                     waiting[key].remove(number)
                     found.append(number)
                     break
             else:
-                raise ValueError(f"row {row} of x was not predicted, or its truth has come already")
+                raise ValueError(
+                    f"row {row} of 'x' was not predicted, or its target has already been passed"
+                )
         return found
 
     def is_waiting(self, x: Any) -> list[bool]:
-        """Return which rows were predicted and wait for a truth: what is left of a batch, say."""
+        """Return which rows were predicted and wait for a target."""
         with self._lock:
             waiting = {point.key for point in self._waiting.values()}
             batches = self.predictor.rows(x)
             keys = (key for one in batches for key in _keys(one, inputs.row_count(one)))
             return [key in waiting for key in keys]
 
-    # -- what came of it --------------------------------------------------------------------
+    # -- results ----------------------------------------------------------------------------
 
     @property
     def observed(self) -> list[int]:
-        """How many truths have come, of each score; of all groups together."""
+        """The number of targets that have arrived, for each score, over all groups."""
         each = zip(*self._controls.values(), strict=True)
         return [sum(control.observed for control in controls) for controls in each]
 
     @property
     def misses(self) -> list[int]:
-        """How many of them were missed."""
+        """The number of missed targets, for each score, over all groups."""
         each = zip(*self._controls.values(), strict=True)
         return [sum(control.misses for control in controls) for controls in each]
 
     @property
     def bounds(self) -> list[float] | None:
-        """How far the share of misses of each score can be from alpha by now, if promised.
+        """Guaranteed bounds on the distance of the share of misses from alpha, for each score.
 
-        With groups, the largest of all groups: :attr:`groups` has each.
+        ``None`` without a guarantee. With groups, the largest of all: :attr:`groups` has each.
         """
         each = [self._bounds(controls) for controls in self._controls.values()]
         return [max(column) for column in zip(*each, strict=True)] or None
 
     @property
     def groups(self) -> dict[Label, Progress]:
-        """How far the stream of each group has come."""
+        """The progress of the stream of each group."""
         return {
             label: Progress(
                 [control.observed for control in controls],
@@ -408,12 +413,12 @@ class Online(Resumable):
     # -- files ------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Return all that changes as plain data."""
+        """Return the changing attributes as plain data."""
         return {
             "rows": self.rows,
             "delay": self.delay,
             "controls": [[g, [one.state() for one in own]] for g, own in self._controls.items()],
-            "waiting": [[n, p.key, p.group, p.asked] for n, p in self._waiting.items()],
+            "waiting": [[n, p.key, p.group, p.applied] for n, p in self._waiting.items()],
         }
 
     def from_state(self, state: dict[str, Any]) -> dict[str, Any]:
@@ -423,8 +428,8 @@ class Online(Resumable):
             for control, one in zip(own, saved[group], strict=True):
                 control.restore(one)
         waiting = {
-            number: Waiting(key, group, [one and Asked(*one) for one in asked])
-            for number, key, group, asked in state["waiting"]
+            number: Waiting(key, group, [one and Applied(*one) for one in applied])
+            for number, key, group, applied in state["waiting"]
         }
         return {
             "rows": state["rows"],
@@ -435,15 +440,15 @@ class Online(Resumable):
 
 
 def is_number(value: Any) -> bool:
-    """Whether something is a number; True and False are none."""
+    """Whether a value is a number, and not a bool."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def check_counts(**counts: Any) -> None:
-    """Refuse what is no whole number of at least 1."""
+    """Raise ValueError unless all values are integers >= 1."""
     for name, value in counts.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+            raise ValueError(f"{name!r} must be an integer >= 1, got {value!r}")
 
 
 def _keys(x: Any, rows: int) -> list[str]:
@@ -457,19 +462,22 @@ def _keys(x: Any, rows: int) -> list[str]:
 
 
 def has_own_thresholds(predictor: Any) -> bool:
-    """Whether every input has a threshold of its own, also inside a group."""
+    """Whether thresholds depend on the input, not only on its group."""
     calibration = predictor.calibration
     return bool(getattr(calibration, "inner", calibration).traits.rows)
 
 
 def _check_predictor(predictor: Any, method: str, forget: float) -> None:
     if not isinstance(predictor, RegressionPredictor):
-        raise TypeError(f"Online needs intervals, as of CP, got {type(predictor).__name__}")
+        raise TypeError(
+            "'predictor' must return prediction intervals, as CP does, got "
+            f"{type(predictor).__name__!r}"
+        )
     predictor.calibrated()
     if has_own_thresholds(predictor) and (method == "plain" or forget != 1):
         raise ValueError(
-            f"method={method!r} with forget={forget:g} moves a window of scores, and a localized "
-            "or weighted calibration has none: use 'aci', 'dtaci' or 'pid' without forget"
+            f"method={method!r} with forget={forget:g} needs a window of scores, which a localized "
+            "or weighted calibration does not have: use 'aci', 'dtaci' or 'pid' without 'forget'"
         )
     if is_summary(predictor.calibration):
-        raise ValueError("Online needs single scores: calibrate without compressing")
+        raise ValueError("Online needs all scores: calibrate without rank_error or compress")

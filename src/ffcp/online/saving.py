@@ -1,4 +1,4 @@
-"""Save a stream or a monitor, go on from the file, and copy it while it is in use."""
+"""Saving, loading and copying of streams and monitors while they are in use."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Self = TypeVar("Self", bound="Resumable")
 
 
 class Resumable(ShownAsText):
-    """Something that changes with every row, one thread at a time.
+    """Base class of objects that change with every row, one thread at a time.
 
-    A subclass names the attributes that change, and turns them into plain data and back.
+    A subclass names the changing attributes, and converts them to plain data and back.
     """
 
     changing: ClassVar[tuple[str, ...]]
@@ -28,29 +28,29 @@ class Resumable(ShownAsText):
         self._lock = lock(reentrant=True)
 
     def state(self) -> dict[str, Any]:
-        """Return what changes as plain data."""
+        """Return the changing attributes as plain data."""
         raise NotImplementedError
 
     def from_state(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Return the changing attributes, by name, from plain data; nothing is changed here."""
+        """Return the changing attributes, by name, from plain data; does not modify the object."""
         raise NotImplementedError
 
     def save(self, path: str | Path) -> None:
-        """Write the state to a file, whole or not at all."""
+        """Write the state to a file, completely or not at all."""
         with self._lock:
             saved = files.seal({**self._identity(), "state": self.state()}, {})
             files.write(path, {"stream": saved})
 
     def load(self: Self, path: str | Path) -> Self:
-        """Go on where one of the same settings and weights was saved, or change nothing."""
+        """Restore a saved state with the same settings and weights, or raise and change nothing."""
         tensors = files.read(path)
         with self._lock, files.refused(path):
             if "stream" not in tensors:
-                raise ValueError(f"it holds no {type(self).__name__}")
+                raise ValueError(f"expected a saved {type(self).__name__!r}, got another file")
             saved = files.unseal(tensors["stream"], {})
             for name, value in files.unpack(files.pack(self._identity())).items():
                 if saved[name] != value:
-                    raise ValueError(f"it was saved with other {name}")
+                    raise ValueError(f"it was saved with different {name!r}")
             self.__dict__.update(self.from_state(saved["state"]))
         return self
 
@@ -62,7 +62,7 @@ class Resumable(ShownAsText):
         }
 
     def __getstate__(self) -> dict[str, Any]:
-        # What changes is copied at one moment: pickling takes its time, and updates go on.
+        # Changing attributes are copied under the lock: pickling is slow, and updates continue.
         with self._lock:
             same = {name: value for name, value in self.__dict__.items() if name != "_lock"}
             return {**same, **copy.deepcopy({name: same[name] for name in self.changing})}

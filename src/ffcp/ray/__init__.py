@@ -1,6 +1,6 @@
-"""More than one machine, by Ray Data: calibrate on datasets, and give their rows bands.
+"""Calibration and prediction of Ray datasets, on one or many machines.
 
-Needs ``pip install 'ffcp[ray]'``; docs/scale_ray.md shows how it is used, and what it costs.
+Needs ``pip install 'ffcp[ray]'``; docs/scale_ray.md shows its use and its cost.
 """
 
 from ffcp.extras import needed

@@ -1,4 +1,4 @@
-"""Columns of a dataset, by name, become what a predictor takes: inputs, targets, groups."""
+"""Conversion of named columns of a dataset to inputs, targets, groups and weights."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import pandas as pd
 import pyarrow as pa
 from ray.data.block import BlockAccessor
 
-#: Where Ray puts the name of the file that a row is from, if it is asked for.
+#: The column of the file that a row is from, with include_paths=True.
 PATH = "path"
-#: What data or a model can be wrong by.
+#: The errors that wrong data or a wrong model raise.
 WRONG = (ValueError, TypeError, RuntimeError, IndexError)
 
 
 @dataclass(frozen=True)
 class Names:
-    """Which columns are what.
+    """The names of the columns of inputs, targets, groups, weights and row numbers.
 
     ``x`` is a column (a tensor or a number for each row), a list of columns of numbers that are
-    put side by side, or a dict or tuple of such, for models with several inputs.
+    stacked, or a dict or tuple of these, for models with several inputs.
     """
 
     x: Any
@@ -33,13 +33,13 @@ class Names:
     id: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what is no name of a column."""
+        """Raise TypeError unless all names are strings."""
         for what, name in vars(self).items():
             if what != "x" and name is not None and not isinstance(name, str):
-                raise TypeError(f"{what} is the name of one column, got {name!r}")
+                raise TypeError(f"{what!r} must be the name of one column, got {name!r}")
 
     def all(self) -> list[str]:
-        """Return all columns that are looked at."""
+        """Return all columns that are used."""
         given = [*self.inputs(), self.y, self.groups, self.weights, self.id]
         return list(dict.fromkeys(name for name in given if name is not None))
 
@@ -48,7 +48,7 @@ class Names:
         return list(dict.fromkeys(_named(self.x)))
 
     def read(self, table: pa.Table) -> Given:
-        """Return some rows as a predictor takes them on one machine."""
+        """Return some rows as arguments of a predictor."""
         return Given(
             _input(table, self.x),
             None if self.y is None else _array(table, self.y),
@@ -57,9 +57,9 @@ class Names:
         )
 
     def located(self, error: Exception, table: pa.Table) -> Exception:
-        """Return an error about a row with what is known of it: its file and its number.
+        """Return an error with the file and number of the row it is about.
 
-        It is of a plain kind, which any process can make again.
+        It is of a built-in type, which can be sent between processes.
         """
         kind = type(error) if type(error) in (ValueError, TypeError, IndexError) else RuntimeError
         found = re.search(r"\brow (\d+)", str(error))
@@ -69,12 +69,12 @@ class Names:
         row = min(int(found[1]), table.num_rows - 1)
         where = [f"{name}={table.column(name)[row]}" for name in known]
         if not where:
-            where = ["read the dataset with include_paths=True, and its file is named here"]
+            where = ["read the dataset with include_paths=True to see its file here"]
         return kind(f"{error}, counted in one batch ({', '.join(where)})")
 
 
 class Given(NamedTuple):
-    """What a predictor is given of some rows."""
+    """Some rows as arguments of a predictor."""
 
     x: Any
     y: Any
@@ -90,8 +90,8 @@ def _named(x: Any) -> Iterator[str]:
             yield from _named(part)
     else:
         raise TypeError(
-            f"x names the columns of the input: a column, a list of columns of numbers, or a dict "
-            f"or tuple of them; got {x!r}"
+            f"'x' must name the columns of the input: a column, a list of columns of numbers, or a "
+            f"dict or tuple of them; got {x!r}"
         )
 
 
@@ -107,26 +107,26 @@ def _input(table: pa.Table, x: Any) -> Any:
     for name, array in arrays.items():
         if array.ndim > 1:
             raise ValueError(
-                f"column {name!r} holds tensors of shape {array.shape[1:]}, which cannot stand "
-                "side by side with others: give it alone, x='...', or in a dict"
+                f"column {name!r} holds tensors of shape {array.shape[1:]}, which cannot be "
+                "stacked with others: pass it alone, x='...', or in a dict"
             )
-    # A frame: the order of its columns is remembered with the calibration.
+    # A frame: the calibration stores the order of its columns.
     return pd.DataFrame(arrays, copy=False)
 
 
 def _array(table: pa.Table, name: str) -> Any:
-    """Return one column: numbers, words or tensors, a row for each row."""
+    """Return one column as an array: numbers, strings or tensors."""
     array = BlockAccessor.for_block(table).to_numpy([name])[name]
     if array.dtype != object:
         return array
     shapes = [None if value is None else np.shape(value) for value in array]
     usual = next((shape for shape in shapes if shape), None)
-    if usual is None:  # words, or numbers with holes: what they mean is said where they are read
+    if usual is None:  # strings, or numbers with missing values: checked where they are read
         return array
     for row, shape in enumerate(shapes):
         if shape != usual:
             raise ValueError(
-                f"{name} has {'no value' if shape is None else f'shape {shape}'} in row {row} "
-                f"(rows count from 0), and others have shape {usual}: remove or repair such rows"
+                f"column {name!r} has {'no value' if shape is None else f'shape {shape}'} in row "
+                f"{row} (rows count from 0), others have shape {usual}: remove or repair these rows"
             )
     return np.stack(list(array))

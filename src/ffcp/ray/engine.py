@@ -1,4 +1,4 @@
-"""Calibrate on a Ray dataset, and predict one: the engine is Ray Data, used as it is."""
+"""The functions ``calibrate`` and ``predict`` for Ray datasets."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from ffcp.ray.predicted import predicted_columns
 from ffcp.ray.workers import Board, Job, Predicting, Scoring, Worker, calibrated
 
 P = TypeVar("P", bound=Predictor)
-_SAMPLE = 16  # rows that are looked at before the work is divided
-_SELECTING = 10_000  # first rows on which something is selected
-_BATCHES = 8  # of the model, that make one part of a calibration
+_SAMPLE = 16  # rows that are checked before the work is distributed
+_SELECTING = 10_000  # first rows that are used for a selection
+_BATCHES = 8  # batches of the model in one part of a calibration
 
 
 def calibrate(
@@ -45,45 +45,45 @@ def calibrate(
 ) -> P:
     """Calibrate a predictor on the rows of a Ray dataset, as ``predictor.calibrate`` does.
 
-    The model goes to each worker once, and calibrations of some batches come back, which are
-    merged here. What is left open (a layer, a bandwidth, what is learned) is selected here, on a
-    share of the first 10,000 rows that does not calibrate, while the workers wait. So intervals are
-    as valid as those of one machine, but not the same to the last bit.
+    The model is sent to each worker once. Workers return calibrations of some batches, which are
+    merged in this process. A selection (of a layer, a bandwidth, a learned model) is made in this
+    process, on a share of the first 10,000 rows that is not used for calibration, while the
+    workers wait. Intervals are as valid as those of one machine, but not identical to the last bit.
 
     Parameters
     ----------
-    predictor
+    predictor : Predictor
         Any predictor of intervals or sets.
-    dataset
-        Rows that did not train the model.
-    x
+    dataset : Dataset
+        Rows that the model was not trained on.
+    x : str, list, dict or tuple
         The columns of the input: one that holds a tensor (or number) for each row, a list of
-        columns of numbers, to be put side by side, or a dict or tuple of such for models with
-        several inputs.
-    y
+        columns of numbers, which are stacked, or a dict or tuple of these for models with several
+        inputs.
+    y : str
         The column of the target.
-    groups, weights
+    groups, weights : str, default=None
         The column of the group, and of the weight, as in ``predictor.calibrate``.
     new, update, rank_error
-        As in ``predictor.calibrate``; ``new`` is held here, not by the workers. With
-        ``rank_error=1e-4`` the scores of any number of rows take little memory here.
-    workers
-        How many processes hold the model: by default as many as there are processors, or GPUs
-        for ``num_gpus=1``.
+        As in ``predictor.calibrate``; ``new`` stays in this process. With ``rank_error=1e-4`` the
+        scores of any number of rows take little memory in this process.
+    workers : int, default=None
+        Number of processes with a copy of the model: by default the number of processors, or of
+        GPUs with ``num_gpus=1``.
     **resources
-        What each worker needs, as ``map_batches`` takes it: ``num_gpus=1``, ``memory=...``. By
-        default nothing is reserved, so that reading never waits for a processor that a model
-        holds; give ``num_cpus=1`` where other jobs share the cluster.
+        Resources of each worker, as in ``map_batches``: ``num_gpus=1``, ``memory=...``. By default
+        nothing is reserved, so that reading never waits for a processor held by a model; pass
+        ``num_cpus=1`` if other jobs share the cluster.
 
     Returns
     -------
     predictor
-        Unchanged if anything goes wrong on the way.
+        The calibrated predictor; unchanged if an error is raised.
     """
     if not isinstance(predictor, Predictor):
         raise TypeError(
-            f"ffcp.ray.calibrate takes a predictor such as ffcp.CP(model), whose rows are scored "
-            f"one by one in any order: a {type(predictor).__name__} is none"
+            f"'predictor' must be a predictor that scores rows independently, like ffcp.CP(model), "
+            f"got {type(predictor).__name__!r}"
         )
     if autocast(predictor.model):
         raise RuntimeError(
@@ -91,11 +91,11 @@ def calibrate(
             "without Ray"
         )
     names = Names(x, y, groups, weights)
-    columns = _must_be_whole(dataset, names.all())
+    columns = _checked_columns(dataset, names.all())
     update = update and len(predictor.calibration) > 0
     base = predictor.settled() if update else predictor.uncalibrated(predictor.seed)
     if new is not None and base.is_settled:
-        raise ValueError("nothing is to be learned from new inputs: leave out new=")
+        raise ValueError("'new' is not used: there is no density ratio to learn. Leave it out")
     error = None if rank_error is None else exact_alpha(rank_error, "rank_error")
     job = Job(
         base,
@@ -128,54 +128,55 @@ def predict(
     workers: int | None = None,
     **resources: Any,
 ) -> Dataset:
-    """Return the rows of a Ray dataset with their intervals or sets, worked out lazily.
+    """Return the rows of a Ray dataset with their intervals or sets, computed lazily.
 
     Parameters
     ----------
-    predictor
-        A predictor that is calibrated.
-    dataset
-        The rows.
+    predictor : Predictor
+        A calibrated predictor.
+    dataset : Dataset
+        The rows to predict.
     x, groups, weights, workers, resources
         As in :func:`calibrate`.
-    id
-        A column with the numbers of the rows. Rows come back in their order, sorted for it, and
-        draw the random numbers of their own (``first_row=0`` on one machine).
-    alphas
-        The share of misses allowed, or several; 0.1 if nothing is given.
-    confidence_level
-        In place of ``alphas``: the coverage asked for, 1 - alpha, or several.
-    keep
-        The columns to keep beside what is new: by default all that are not of the input.
+    id : str, default=None
+        A column of row numbers. Rows are sorted by it, and each has the random numbers of its row
+        number (as with ``first_row=0`` on one machine).
+    alphas : float or sequence of float, default=None
+        Allowed share of misses, or several; 0.1 if neither is given.
+    confidence_level : float or sequence of float, default=None
+        Instead of ``alphas``: the required coverage, 1 - alpha, or several.
+    keep : sequence of str, default=None
+        The columns to keep beside the new ones: by default all but those of the input.
 
     Returns
     -------
     Dataset
-        With ``prediction``, ``lower`` and ``upper``; of label sets ``prediction``, ``labels``
-        (best first, names where the predictor has them) and ``size``; of segmentations
-        ``prediction`` and ``mask``, of risk control ``sets`` and ``level``. Of several levels the
-        columns are called ``lower_0.1`` and so on. Outputs of several numbers are tensors.
+        With ``prediction``, ``lower`` and ``upper``; for label sets ``prediction``, ``labels``
+        (best first, names if the predictor has them) and ``size``; for segmentations
+        ``prediction`` and ``mask``, for risk control ``sets`` and ``level``. With several levels
+        the columns are ``lower_0.1`` and so on. Outputs of several numbers are tensors.
     """
     if "alpha" in resources:
-        raise TypeError("unexpected keyword argument 'alpha': give alphas, one or several")
+        raise TypeError("unexpected keyword argument 'alpha': use 'alphas', for one or several")
     refuse_unknown({name: None for name in resources if name in (*NOT_OURS, "pac")})
     levels, _ = requested_alphas(alphas, confidence_level)
     names = Names(x, None, groups, weights, id)
-    asked = [keep] if isinstance(keep, str) else list(keep or [])
-    columns = _must_be_whole(dataset, [*names.all(), *asked])
-    kept = [c for c in columns if c not in names.inputs()] if keep is None else asked
+    to_keep = [keep] if isinstance(keep, str) else list(keep or [])
+    columns = _checked_columns(dataset, [*names.all(), *to_keep])
+    kept = [c for c in columns if c not in names.inputs()] if keep is None else to_keep
     kept += [id] if id is not None and id not in kept else []
     sample = _first_rows(dataset.select_columns(names.all()))
     if id is not None and not pa.types.is_integer(sample.schema.field(id).type):
-        raise ValueError(f"id={id!r} must hold whole numbers, got {sample.schema.field(id).type}")
-    try:  # whatever is wrong with all rows is said now, and not by workers
+        kind = sample.schema.field(id).type
+        raise ValueError(f"'id' column {id!r} must hold integers, got {kind}")
+    try:  # errors that concern all rows are raised here, before workers start
         new = predicted_columns(predictor, names.read(sample), levels, 0)
     except WRONG as error:
         raise names.located(error, sample) from error
     taken = [name for name in new if name in kept]
     if taken:
         raise ValueError(
-            f"the dataset has a column {taken[0]!r} already: rename it, or leave it out by keep="
+            f"the dataset already has a column {taken[0]!r}: rename it, or leave it out of 'keep'"
         )
     threads = int(resources.get("num_cpus", 1)) or 1
     job = Job(predictor, names, alphas=levels, keep=tuple(kept), threads=threads)
@@ -187,7 +188,7 @@ def predict(
 
 
 def _rows_at_once(predictor: Any, names: Names, sample: pa.Table) -> int:
-    """Return how many rows are a batch on one machine."""
+    """Return the number of rows in a batch on one machine."""
     model = predictor.model if isinstance(predictor, Predictor) else predictor.models[0]
     read = inputs.Reader(model)(names.read(sample).x)
     size = predictor.rows_at_once(read) if isinstance(predictor, Predictor) else None
@@ -195,7 +196,7 @@ def _rows_at_once(predictor: Any, names: Names, sample: pa.Table) -> int:
 
 
 def _states(job: Job, found: Dataset, new: Any) -> Iterator[State]:
-    """Yield the calibrations of all batches; what is open is selected first, on some first rows."""
+    """Yield the calibrations of all batches, after a selection on the first rows if needed."""
     parts, names = _unpacked(found), job.names
     if job.board is not None:
         first: list[pa.Table] = []
@@ -209,7 +210,7 @@ def _states(job: Job, found: Dataset, new: Any) -> Iterator[State]:
         ray.get(job.board.post.remote(selected))
         yield selected
     for part in parts:
-        if isinstance(part, pa.Table):  # it came before workers began to wait
+        if isinstance(part, pa.Table):  # returned before workers started to wait
             yield calibrated(job.predictor.settled(), names, part, job.rank_error)
         else:
             yield part
@@ -226,7 +227,7 @@ def _unpacked(found: Dataset) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _in_order(dataset: Dataset) -> Iterator[None]:
-    """Let the rows of a dataset come in their order: it says which of them are set aside."""
+    """Preserve the order of a dataset's rows, which determines the rows set aside."""
     options = dataset.context.execution_options
     before, options.preserve_order = options.preserve_order, True
     try:
@@ -236,7 +237,7 @@ def _in_order(dataset: Dataset) -> Iterator[None]:
 
 
 def _board() -> Any:
-    here = ray.get_runtime_context().get_node_id()  # without this node nothing goes on anyway
+    here = ray.get_runtime_context().get_node_id()  # if this node fails, the job fails anyway
     place = NodeAffinitySchedulingStrategy(node_id=here, soft=False)
     return ray.remote(num_cpus=0, scheduling_strategy=place)(Board).remote()
 
@@ -244,41 +245,41 @@ def _board() -> Any:
 def _mapped(
     dataset: Dataset, work: type[Worker], job: Job, size: int, pool: Mapping[str, Any]
 ) -> Dataset:
-    """Hand every batch to a worker."""
+    """Return the dataset mapped batch by batch by a pool of workers."""
     return dataset.map_batches(
         work,
         batch_size=size,
         batch_format="pyarrow",
-        # In a list, or Ray would hold a copy only until the first worker is made of it.
+        # In a list, or Ray would release the object after the first worker has started.
         fn_constructor_args=([ray.put(job)],),
         **pool,
     )
 
 
 def pool_of(workers: int | None, resources: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what workers there are to be, as map_batches takes it."""
+    """Return the pool of workers, as arguments of map_batches."""
     if workers is not None and (not isinstance(workers, int) or workers < 1):
-        raise ValueError(f"workers must be a whole number of processes, 1 or more: got {workers!r}")
+        raise ValueError(f"'workers' must be an integer >= 1, got {workers!r}")
     if workers is None:
         unit = "GPU" if resources.get("num_gpus") else "CPU"
         each = resources.get("num_gpus") or resources.get("num_cpus") or 1
         workers = max(1, int(ray.cluster_resources().get(unit, 1) // each))
-    # A model that held a processor could keep it from the tasks that read for it, for good where
-    # a node is lost: nothing is reserved.
+    # A model that reserved a processor could block the tasks that read its input, forever if a
+    # node is lost: so nothing is reserved.
     return {"compute": ActorPoolStrategy(size=workers), "num_cpus": 0, **resources}
 
 
-def _must_be_whole(dataset: Dataset, names: Sequence[str]) -> list[str]:
-    """Return the columns of a dataset; refuse one that lacks some, or may leave out rows."""
+def _checked_columns(dataset: Dataset, names: Sequence[str]) -> list[str]:
+    """Return the columns of a dataset; raise if some are missing, or rows may be dropped."""
     if not isinstance(dataset, Dataset):
         raise TypeError(
-            f"dataset must be a ray.data.Dataset, got {type(dataset).__name__}: read it with "
+            f"'dataset' must be a ray.data.Dataset, got {type(dataset).__name__}: read it with "
             "ray.data.read_parquet(...), or make it with ray.data.from_numpy(...)"
         )
     if dataset.context.max_errored_blocks != 0:
         raise ValueError(
-            "max_errored_blocks lets Ray leave out rows that fail, and no row may be lost: set it "
-            "to 0"
+            "'max_errored_blocks' must be 0, so that Ray drops no rows, got "
+            f"{dataset.context.max_errored_blocks}"
         )
     columns = list(dataset.columns() or [])
     missing = [name for name in names if name not in columns]
@@ -291,14 +292,14 @@ def _must_be_whole(dataset: Dataset, names: Sequence[str]) -> list[str]:
 
 
 def _paths(columns: Sequence[str]) -> list[str]:
-    """Return the column of files, if there is one, to name them when a row is bad."""
+    """Return the column of file names, if there is one, for error messages."""
     return [PATH] if PATH in columns else []
 
 
 def _first_rows(dataset: Dataset) -> pa.Table:
-    """Return some first rows: what is wrong with all of them, or the model, shows here."""
+    """Return a few first rows, to check data and model before the work is distributed."""
     batches = dataset.limit(_SAMPLE).iter_batches(batch_size=None, batch_format="pyarrow")
     tables = [table for table in batches if table.num_rows]
     if not tables:
-        raise ValueError("the data is empty: there are no rows")
+        raise ValueError("'dataset' is empty: expected at least one row")
     return pa.concat_tables(tables)

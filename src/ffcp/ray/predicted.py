@@ -1,4 +1,4 @@
-"""What is predicted for some rows, as columns: intervals, label sets, maps, sets of a risk."""
+"""Predictions as columns: intervals, label sets, segmentation maps and sets of risk control."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ Predicted = dict[str, pa.ChunkedArray]
 def predicted_columns(
     predictor: Any, given: Given, alphas: Sequence[Any], first_row: int
 ) -> Predicted:
-    """Predict some rows: columns by name; those of several levels carry the level."""
+    """Return the predictions for some rows as columns; with several levels, named by level."""
     known = (RegressionPredictor, CrossConformal, SetPredictor, PixelSets, RiskControl)
     if not isinstance(predictor, known):
         raise TypeError(
-            f"ffcp.ray.predict takes predictors of intervals and of sets, each row on its own: a "
-            f"{type(predictor).__name__} is none"
+            f"'predictor' must return intervals or sets for independent rows, got "
+            f"{type(predictor).__name__!r}"
         )
     options = {"groups": given.groups, "weights": given.weights}
     options = {name: value for name, value in options.items() if value is not None}
@@ -48,7 +48,7 @@ def predicted_columns(
             interval = predictor.predict_interval(given.x, alpha, **options)
             found = _columns(interval, "prediction", "lower", "upper")
         elif isinstance(predictor, SetPredictor):
-            # Of a stream labels are put in order in the same pass; two inputs may look like (x, y).
+            # From a loader labels are ordered in the same pass; but a tuple would look like (x, y).
             x = given.x if isinstance(given.x, tuple) else iter([given.x])
             found = _label_columns(predictor.predict_set(x, alpha, **options))
         elif isinstance(predictor, PixelSets):
@@ -77,10 +77,10 @@ def _label_columns(sets: LabelSet) -> Predicted:
 
 
 def _column(tensor: Tensor) -> pa.ChunkedArray:
-    """Return a column: numbers where a row has one, else a tensor for each row."""
+    """Return a column of numbers, or of tensors if a row has several."""
     flat = tensor[:, 0] if tensor.dim() == 2 and tensor.shape[1] == 1 else tensor
     array = (flat.float() if flat.dtype == torch.bfloat16 else flat).detach().cpu().numpy()
-    if array.ndim == 1:  # Ray would look at every number first
+    if array.ndim == 1:  # Ray would inspect every number first
         return pa.chunked_array([pa.array(array)])
     return BlockAccessor.batch_to_arrow_block({"column": array}).column("column")
 

@@ -1,4 +1,4 @@
-"""``ffcp predict --ray``: many tables of one fit, each predicted by one of many workers."""
+"""Prediction of many tables with one fit, by Ray workers: ``ffcp predict --ray``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ffcp.tables.table_io import base_name, is_parquet
 
 
 class Done(NamedTuple):
-    """What was done with one table."""
+    """The result for one table: numbers of rows and remarks."""
 
     rows: int
     empty: int
@@ -28,7 +28,7 @@ class Done(NamedTuple):
 
 
 def _predicted(fitted: FittedTable, table: str, out: str, alpha: Any) -> Done:
-    """Predict one table into a file, as one machine does."""
+    """Predict one table into a file, in a worker."""
     torch.set_num_threads(1)
     rows = empty = 0
     remarks: dict[str, None] = {}
@@ -44,20 +44,20 @@ def _predicted(fitted: FittedTable, table: str, out: str, alpha: Any) -> Done:
 def predict_files(
     fitted: FittedTable, tables: Sequence[str | Path], out: str | Path, alpha: Any = None
 ) -> Iterator[Done]:
-    """Predict tables into a folder, which is there when all of them are written, or not at all.
+    """Predict tables into a folder, which appears when all of them are written, or not at all.
 
-    Each file is that of ``fitted.predict_file``, byte for byte. Tables, and the folder, must be
-    where every worker can reach them by the same names.
+    Each file is identical to that of ``fitted.predict_file``. All workers must be able to access
+    the tables and the folder by the same paths.
 
     Yields
     ------
     Done
-        What was done with each table, as soon as it is.
+        The result for each table, when it is finished.
     """
     out = Path(out).absolute()
     must_be_outside(out)
     if out.exists():
-        raise TableError(f"{out} is there already: --out names a folder that is not")
+        raise TableError(f"--out {out} already exists: name a new folder")
     unfinished = out.with_name(f".{out.name}.{uuid.uuid4().hex}")
     files = _files(tables, unfinished, fitted.kind)
     with _connected():
@@ -69,7 +69,7 @@ def predict_files(
                 (done,), waiting = ray.wait(waiting)
                 yield ray.get(done)
             for file in unfinished.glob(".*"):
-                file.unlink()  # of workers that were killed
+                file.unlink()  # temporary files of killed workers
             os.rename(unfinished, out)
         except ray.exceptions.RayTaskError as error:
             raise error.cause from None
@@ -80,7 +80,7 @@ def predict_files(
 
 
 def _files(tables: Sequence[str | Path], folder: Path, kind: str) -> dict[str, str]:
-    """Return the file that is to be written for each table."""
+    """Return the output file of each table."""
     files: dict[str, str] = {}
     for table in map(Path, tables):
         if not table.is_file():
@@ -88,14 +88,14 @@ def _files(tables: Sequence[str | Path], folder: Path, kind: str) -> dict[str, s
         ending = ".parquet" if is_parquet(table) else ".csv"
         name = str(folder / f"{base_name(table)}.{kind}{ending}")
         if name in files.values():
-            raise TableError(f"several tables are called {base_name(table)!r}: rename all but one")
+            raise TableError(f"several tables are named {base_name(table)!r}: rename all but one")
         files[str(table.absolute())] = name
     return files
 
 
 @contextlib.contextmanager
 def _connected() -> Iterator[None]:
-    """Use the cluster there is, by RAY_ADDRESS, or one of this machine for as long as needed."""
+    """Connect to the cluster at RAY_ADDRESS, or start one on this machine for the duration."""
     is_ours = not ray.is_initialized()
     if is_ours:
         ray.init(log_to_driver=False, logging_level=logging.ERROR)

@@ -1,4 +1,4 @@
-"""What workers do: score batches for a calibration, and predict them."""
+"""Ray workers, which score batches for a calibration or predict them."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from ffcp.ray.columns import WRONG, Names
 from ffcp.ray.predicted import predicted_columns
 from ffcp.warnings import FFCPWarning
 
-_FRESH = 60  # bits of a place in the stream of random numbers that nobody else has
+_FRESH = 60  # bits of a random, hence unique, position in the stream of random numbers
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a worker needs to know; it goes to every worker once."""
+    """The description of the work, sent to every worker once."""
 
     predictor: Any
     names: Names
-    board: Any = None  # where what is selected is posted, if anything is
+    board: Any = None  # the actor that publishes the selection, if there is one
     rank_error: Any = None
     alphas: Sequence[Any] = ()
     keep: tuple[str, ...] = ()
@@ -39,19 +39,19 @@ class Job:
 
 
 class Worker:
-    """Holds the model, and takes batches of rows; made of a reference to its job."""
+    """Base class: holds the model, constructed from a reference to the job."""
 
     def __init__(self, holder: list[Any]) -> None:
         self.job: Job = ray.get(holder)[0]
-        torch.set_num_threads(self.job.threads)  # of one process of several on a machine
+        torch.set_num_threads(self.job.threads)  # several processes share a machine
         if ray.get_gpu_ids():
             self.job.predictor.to("cuda")
 
 
 class Scoring(Worker):
-    """Scores batches: what comes back of each is a calibration of its own, or what is wrong.
+    """Scores batches: returns a calibration of each batch, or an error.
 
-    Until something is selected, some batches come back as they are.
+    Before the selection is made, batches are returned unchanged.
     """
 
     def __init__(self, holder: list[Any]) -> None:
@@ -59,7 +59,7 @@ class Scoring(Worker):
         self._settled = self.job.predictor if self.job.board is None else None
 
     def __call__(self, batch: pa.Table) -> Iterator[pa.Table]:
-        """Return one row, with the calibration in it."""
+        """Yield one row that holds the pickled calibration."""
         if batch.num_rows:
             packed = pickle.dumps(self._part(batch))
             yield pa.table({"part": pa.array([packed], pa.large_binary())})
@@ -80,7 +80,7 @@ class Scoring(Worker):
 def calibrated(
     predictor: Predictor, names: Names, batch: pa.Table, rank_error: Any, new: Any = None
 ) -> State:
-    """Calibrate on some rows; an error says which row is wrong, and where it is from."""
+    """Return the calibration of some rows; an error names the row and its file."""
     try:
         x, y, groups, weights = names.read(batch)
         with torch.inference_mode(False):
@@ -93,23 +93,23 @@ def calibrated(
 
 
 class Board:
-    """Where workers learn what was selected: an actor."""
+    """The actor that publishes the selection to the workers."""
 
     def __init__(self) -> None:
         self._has_enough, self._posted = False, asyncio.Event()
         self._selected: State | None = None
 
     async def stop(self) -> None:
-        """Let workers wait from now on: there are enough rows to select on."""
+        """Make workers wait: there are enough rows for the selection."""
         self._has_enough = True
 
     async def post(self, selected: State) -> None:
-        """Take what was selected."""
+        """Publish the selection."""
         self._selected = selected
         self._posted.set()
 
     async def read(self) -> State | None:
-        """Return what was selected; ``None``, where rows are still wanted to select on."""
+        """Return the selection; ``None`` while rows for it are still collected."""
         if not self._has_enough:
             return None
         await self._posted.wait()
@@ -117,10 +117,10 @@ class Board:
 
 
 class Predicting(Worker):
-    """Predicts batches: intervals or sets beside the columns that were asked to be kept."""
+    """Predicts batches: returns intervals or sets beside the kept columns."""
 
     def __call__(self, batch: pa.Table) -> Iterator[pa.Table]:
-        """Predict a batch; rows that have numbers draw the random numbers of these."""
+        """Yield the predicted rows; rows with row numbers have the random numbers of these."""
         if self.job.names.id is None:
             yield self._predicted(batch, secrets.randbits(_FRESH))
             return
@@ -133,7 +133,7 @@ class Predicting(Worker):
         job = self.job
         table = batch.select(list(job.keep))
         try:
-            with warnings.catch_warnings():  # of infinite intervals, which everybody can see
+            with warnings.catch_warnings():  # infinite intervals are visible in the result
                 warnings.simplefilter("ignore", FFCPWarning)
                 given = job.names.read(batch)
                 columns = predicted_columns(job.predictor, given, job.alphas, first_row)

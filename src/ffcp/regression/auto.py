@@ -20,9 +20,9 @@ from ffcp.conformal.mondrian import Mondrian
 from ffcp.conformal.rank import exact_alpha, rows_needed
 from ffcp.conformal.selection import Aside, Selected, Selection, Teaching
 from ffcp.conformal.weighted import Weighted
-from ffcp.extras import progress
 from ffcp.network import arrays, forward, inputs
 from ffcp.network.forward import candidates
+from ffcp.progress import progress
 from ffcp.regression.common import Common
 from ffcp.regression.comparison import (
     CRITERIA,
@@ -51,13 +51,13 @@ from ffcp.regression.learned.nested import CENTRAL, FAMILIES, KNOTS
 from ffcp.regression.learned.teaching import (
     CALIBRATION_ROWS,
     CROSS_FITTED,
-    CrossFit,
     CrossFitted,
     Rows,
     Teacher,
     division,
     folds_of,
     judged,
+    stacked,
     tail_of,
 )
 from ffcp.regression.learned.training_rows import (
@@ -103,9 +103,9 @@ class MethodSelection(Selection):
         """Find the layers of the model."""
         if self.quantiles is not None:
             _check_quantiles(model, x, self._own.requires())
-        sight = FeatureColumns.of(model, x, self.on) if self.lesson is None else self.lesson.sight
-        has_norms = self.on is None or NORMS in self.on
-        return replace(self, sight=sight, layers=candidates(model, x) if has_norms else ())
+        layers = candidates(model, x) if self.on is None or NORMS in self.on else None
+        sight = self.lesson.sight if self.lesson else FeatureColumns.of(model, x, self.on, layers)
+        return replace(self, sight=sight, layers=layers or ())
 
     def prediction(self, output: Tensor) -> Tensor:
         """Return the point prediction: the output itself."""
@@ -238,15 +238,13 @@ class MethodSelection(Selection):
         fresh = Rows.of(self.sight, aside.out, aside.y)
         fits = {kind: teacher.cross_fitted(kind, fresh, step) for kind in kinds}
         if len(kinds) > 1:
-            parts = torch.stack([fit.quantiles for fit in fits.values()])
-            fits[MEAN] = CrossFit(parts.mean(dim=0), fits[BOOSTING].rounds)
+            fits[MEAN] = stacked(fits[NETWORK], fits[BOOSTING], fresh.residuals)
         source = CALIBRATION_ROWS if training is None else f"training and {CALIBRATION_ROWS}"
         used = judged(len(fresh.weights))
 
         def make(kind: str, shape: str) -> LearnedScore:
             hashes = None if self.lesson is None else self.lesson.hashes
-            rounds = fits[kind].rounds or None
-            score = teacher.taught(kind, fresh, rounds, shape=shape, source=source)
+            score = teacher.taught(kind, fresh, fits[kind], shape=shape, source=source)
             return replace(score, rows=hashes)
 
         for kind, fit in fits.items():
@@ -318,12 +316,13 @@ class Auto(LearnsFromTraining):
     densest part.
 
     About 1,000 calibration rows calibrate (as many as miss an interval a hundred times: 10,000 for
-    alpha = 0.01; in groups as many in each, on average; of few rows at least two fifths) and meet
-    nothing but the final quantile. All others teach, and compare: each is judged by what other
-    folds of them taught. So the guarantee is that of every other method. Where fewer than 36 rows
-    would be left to teach (of about 90) learning loses more than it gains: none are, and Auto is
-    CP. After :meth:`fit`, or with ``quantiles``, 9 rows are enough; 10 to learn the scales of
-    outputs that share a threshold. For alpha below 0.1 it is more rows, in proportion. With
+    alpha = 0.01; in groups as many in each, on average; of few rows at least two fifths, and of
+    every group and output as many known targets as alpha needs, if there are) and meet nothing but
+    the final quantile. All others teach, and compare: each is judged by what other folds of them
+    taught. So the guarantee is that of every other method. Where fewer than 36 rows would be left
+    to teach (of about 90) learning loses more than it gains: none are, and Auto is CP. After
+    :meth:`fit`, or with ``quantiles``, 9 rows are enough; 10 to learn the scales of outputs that
+    share a threshold. For alpha below 0.1 it is more rows, in proportion. With
     :class:`ffcp.calibrations.Weighted` rows count by their density ratio in that comparison too: it
     is about the inputs to come.
 
@@ -349,7 +348,7 @@ class Auto(LearnsFromTraining):
     pac
         Whether PAC coverage will be asked for: LCP, which has none, is then no candidate.
     calibrate_rows
-        How many rows calibrate; by default as said above.
+        How many rows calibrate, or more where a group needs them; by default as said above.
     **common
         As in :class:`ffcp.IntervalPredictor`.
 

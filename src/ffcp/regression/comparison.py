@@ -17,6 +17,7 @@ from ffcp.conformal.local import CHOOSING_ROWS, Local, Localizer
 from ffcp.conformal.rank import conformal_quantile, exact_alpha, rows_needed
 from ffcp.conformal.weighted import effective_size, weighted_quantile
 from ffcp.description import Described
+from ffcp.notebooks import Ranking, ShownAsTable, number
 from ffcp.regression.intervals import columns
 from ffcp.regression.joint import (
     BOTH,
@@ -66,7 +67,7 @@ class Used(Described):
 
 
 @dataclass(frozen=True)
-class AutoChoice(Described):
+class AutoChoice(ShownAsTable, Described):
     """Which method was chosen, and how all candidates did.
 
     Attributes
@@ -98,8 +99,10 @@ class AutoChoice(Described):
     >>> x = torch.rand(300, 1)
     >>> auto = ffcp.Auto(torch.nn.Linear(1, 1), seed=0)  # yours is trained
     >>> choice = auto.calibrate(x, x[:, 0] * torch.randn(300)).choice
-    >>> print(str(choice).splitlines()[0])  # and a line for every candidate, the best first
-    learned ..., chosen by interval score at alpha=0.1: 120 rows taught, 120 compared, 180 calibrate
+    >>> print(choice)  # all candidates, the best first
+    learned ..., chosen by interval score
+    120 rows taught, 120 compared, 180 calibrate; alpha = 0.1
+    ...
     >>> choice.trials[choice.method].score <= choice.trials["CP"].score
     True
     """
@@ -112,18 +115,59 @@ class AutoChoice(Described):
     side: str = BOTH
     not_tried: tuple[str, ...] = ()
 
-    def __str__(self) -> str:
+    def in_units(self, unit: float) -> AutoChoice:
+        """Return the same with numbers in the units of a target that was divided by this one."""
+        trials = self.trials.items()
+        scaled = {k: MethodTrial(unit * one.score, unit * one.length) for k, one in trials}
+        return replace(self, trials=scaled)
+
+    def ranking(self) -> Ranking:
+        """Return all candidates, the best first."""
         if not self.rows.compare:
-            return f"{self.method}, compared with nothing: there are too few calibration rows"
-        what = extent(self.side)
-        by = "interval score" if self.criterion == SCORE else f"mean {what}"
-        first = f"{self.method}, chosen by {by} at alpha={self.alpha:g}: {self.rows}"
-        lines = [first + what_reach_is(self.side)]
-        ranked = sorted(self.trials.items(), key=lambda trial: getattr(trial[1], self.criterion))
-        widest = max(map(len, self.trials))
-        for name, trial in ranked:
-            lines.append(f"  {name:<{widest}} score {trial.score:<10.4g} {what} {trial.length:.4g}")
-        return "\n".join([*lines, *(f"  not tried: {reason}" for reason in self.not_tried)])
+            few = "compared with nothing: there are too few calibration rows"
+            return Ranking([f"{_explained(self.method)}; {few}"], (), (), 0)
+        what = f"mean {extent(self.side)}"
+        by = "interval score" if self.criterion == SCORE else what
+        above = [
+            f"{_explained(self.method)}, chosen by {by}",
+            f"{self.rows}; alpha = {self.alpha:g}",
+        ]
+        ranked = sorted(self.trials, key=lambda name: getattr(self.trials[name], self.criterion))
+        chosen, names = ranked.index(self.method), ("method", "interval score", what)
+        numbers = [(self.trials[name].score, self.trials[name].length) for name in ranked]
+        rows = [
+            (_explained(k), *map(number, pair)) for k, pair in zip(ranked, numbers, strict=True)
+        ]
+        factor = 1 if self.side in (LOWER, UPPER) else 2
+        below = [
+            "> marks the chosen one."
+            + (chosen > 0)
+            * " Those above it are better by less than chance explains, a standard "
+            "error over these rows; then the simplest is taken.",
+            f"Interval score: {what}, plus {factor} / alpha times what lies outside; smaller is "
+            "better. In the units of the target; of several outputs relative to CP"
+            f"{what_reach_is(self.side)}.",
+        ]
+        return Ranking(
+            above, names, rows, chosen, [*below, *map("Not tried: {}".format, self.not_tried)]
+        )
+
+
+_WORDS = {
+    "CP": "CP, one width for all rows",
+    "LCP": "LCP, by rows with similar predictions",
+    "FFCP at 'input'": "FFCP at the input",
+}
+
+
+def _explained(name: str) -> str:
+    """Name a candidate for people.
+
+    >>> _explained("FFCP at 'backbone.3'"), _explained("FFCP at 'input'")
+    ('FFCP at layer backbone.3', 'FFCP at the input')
+    """
+    layer = name.removeprefix("FFCP at ")
+    return _WORDS.get(name, name if layer == name else f"FFCP at layer {layer[1:-1]}")
 
 
 class MethodCandidate(NamedTuple):
@@ -193,23 +237,28 @@ class Comparison:
         return MethodCandidate(lower[0].double().cpu(), upper[0].double().cpu(), lambda: family)
 
     def local(self, family: ScaledScore) -> MethodCandidate:
-        """Judge LCP by halves, each with the thresholds of the other."""
+        """Judge LCP by halves, each with the bandwidth and the thresholds of the other."""
         scores, alpha, left = self._scores(family), self._level, self._left
         near = Local("nearest")
-        metadata, few = near.metadata(self.out), slice(0, CHOOSING_ROWS)
-        chosen = choose_bandwidth(
-            near.kernel, scores.nan_to_num(0)[few], metadata["embedding"][few], alpha, left
-        )
+        metadata = near.metadata(self.out)
+
+        def chosen(rows: Tensor) -> float:
+            few = rows.nonzero()[:CHOOSING_ROWS, 0]
+            places = metadata["embedding"][few]
+            known = scores.nan_to_num(0)[few]
+            return choose_bandwidth(near.kernel, known, places, alpha, left).bandwidth
+
         halves = torch.arange(self.rows) % 2 == 0
         thresholds = torch.empty_like(scores)
         for half in (halves, ~halves):
             there = int((~half).sum())
-            share = chosen.bandwidth * there / left
+            share = chosen(~half) * there / left
             neighbours = min(there, max(rows_needed(alpha) + 1, min(there, round(share))))
             part = Local(Localizer("nearest", bandwidth=neighbours))
             part = part.fit(scores[~half], take(metadata, ~half))
             thresholds[half] = part.quantile(alpha, take(metadata, half))
-        return self._candidate(family, thresholds)._replace(bandwidth=chosen.bandwidth)
+        everything = torch.ones(self.rows, dtype=torch.bool)
+        return self._candidate(family, thresholds)._replace(bandwidth=chosen(everything))
 
     def trial(self, one: MethodCandidate, plain: MethodCandidate) -> MethodTrial:
         """Measure a candidate; of several outputs each relative to plain CP."""

@@ -22,7 +22,7 @@ from ffcp.batch import BatchOutput
 from ffcp.description import Described
 from ffcp.extras import needed
 from ffcp.network import arrays
-from ffcp.notebooks import ShownAsText
+from ffcp.notebooks import ShownAsText, number
 from ffcp.regression.support import checked_support
 
 _SHOWN = 3  # rows that are printed
@@ -106,7 +106,8 @@ class Interval(ShownAsText, _Interval):
             lines.append(f"{'row':<4}{'lower':>11}{'prediction':>12}{'upper':>12}")
             for row in range(min(_SHOWN, len(self.prediction))):
                 lower, upper, point = (float(part[row]) for part in self)
-                lines.append(f"{row:<4}{lower:>11.4g}{point:>12.4g}{upper:>12.4g}")
+                cells = f"{number(lower):>11}{number(point):>12}{number(upper):>12}"
+                lines.append(f"{row:<4}{cells}")
             lines += ["..."] if len(self.prediction) > _SHOWN else []
         return "\n".join(lines)
 
@@ -197,7 +198,7 @@ def _level(alpha: Any, width: Tensor) -> str:
     """
     finite = width[width.isfinite()].double()
     coverage = [] if alpha is None else [f"coverage {100 * (1 - alpha):g} % (alpha={alpha:g})"]
-    mean = [f"mean width {float(finite.mean()):.4g}"] if len(finite) else []
+    mean = [f"mean width {number(float(finite.mean()))}"] if len(finite) else []
     infinite = width.numel() - len(finite)
     return ", ".join([*coverage, *mean, *([f"{infinite:,} infinite"] if infinite else [])])
 

@@ -18,6 +18,7 @@ from ffcp.conformal.selection import Aside, Selected, Selection
 from ffcp.description import Described
 from ffcp.network import forward, inputs
 from ffcp.network.features import OUTPUT
+from ffcp.notebooks import Ranking, ShownAsTable, number
 from ffcp.regression.joint import (
     AUTO,
     BOTH,
@@ -143,7 +144,7 @@ class Candidate(Described):
 
 
 @dataclass(frozen=True)
-class Choice(Described):
+class Choice(ShownAsTable, Described):
     """Which feature was chosen, and why.
 
     Attributes
@@ -186,15 +187,27 @@ class Choice(Described):
         """What candidates are compared by."""
         return "half length" if self.side == EACH else f"mean {extent(self.side)}"
 
-    def __str__(self) -> str:
+    def ranking(self) -> Ranking:
+        """Return all features, the best first."""
         first = f"feature {self.feature!r}, chosen on {self.rows} rows at alpha={self.alpha}"
-        lines = [first + what_reach_is(self.side)]
-        for name, candidate in sorted(self.candidates.items(), key=lambda c: c[1].mean_length):
-            lines.append(
-                f"  {name:<24} {self.what_is_compared} {candidate.mean_length:<10.4g} "
-                f"rank correlation {candidate.rank_correlation:+.2f}"
-            )
-        return "\n".join(lines)
+        ranked = sorted(self.candidates, key=lambda name: self.candidates[name].mean_length)
+        found = [self.candidates[name] for name in ranked]
+        numbers = [(number(one.mean_length), f"{one.rank_correlation:+.2f}") for one in found]
+        rows = [
+            ("output, which is plain CP" if name == OUTPUT else name, *cells)
+            for name, cells in zip(ranked, numbers, strict=True)
+        ]
+        chosen, names = (
+            ranked.index(self.feature),
+            ("feature", self.what_is_compared, "correlation"),
+        )
+        below = [
+            "> marks the chosen one."
+            + (chosen > 0) * " A difference of rounding does not count: plain CP is then taken.",
+            "Correlation: of the ranks of scale and residual, +1 if the scale is largest where the "
+            "model errs most.",
+        ]
+        return Ranking([first + what_reach_is(self.side)], names, rows, chosen, below)
 
 
 class Trial(NamedTuple):

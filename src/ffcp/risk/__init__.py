@@ -1,1 +1,1 @@
-"""Sets whose expected loss is controlled, for any bounded loss that never grows with the set."""
+"""Risk control: sets whose expected loss is controlled, for bounded losses."""

@@ -1,4 +1,4 @@
-"""Losses and sets by name, and the scores of risk control: what each row loses at each level."""
+"""Named losses and set functions, and the scores of risk control: losses at every level."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def sigmoid_sets(output: Tensor, level: float) -> Tensor:
     >>> sigmoid_sets(torch.tensor([[0.0, 2.0, -2.0]]), 0.6)
     tensor([[ True,  True, False]])
     """
-    # At level 1 all items, also those whose probability was rounded to 0.
+    # At level 1 all items, even those whose probability is rounded to 0.
     return output.detach().double().sigmoid() >= 1 - level
 
 
@@ -35,11 +35,11 @@ def false_negatives(mask: Tensor, y: Tensor) -> Tensor:
 
     Parameters
     ----------
-    mask
+    mask : Tensor
         Which items are in the sets, (n, ...).
-    y
-        Which items are true: booleans, or 0 and 1, in the same shape. A row without any loses
-        nothing.
+    y : Tensor
+        Which items are true: booleans, or 0 and 1, in the same shape. A row without true items has
+        loss 0.
 
     Examples
     --------
@@ -53,7 +53,7 @@ def false_negatives(mask: Tensor, y: Tensor) -> Tensor:
 
 
 def any_missed(mask: Tensor, y: Tensor) -> Tensor:
-    """Return 1 for rows whose set misses a true item, else 0: its risk is plain miscoverage.
+    """Return 1 for rows whose set misses a true item, else 0: its risk is the miscoverage.
 
     >>> any_missed(torch.tensor([[True, False]]), torch.tensor([[1, 1]]))
     tensor([1.], dtype=torch.float64)
@@ -64,19 +64,19 @@ def any_missed(mask: Tensor, y: Tensor) -> Tensor:
 def _items(mask: Tensor, y: Tensor) -> Tensor:
     if y.shape != mask.shape:
         raise ValueError(
-            f"targets have shape {tuple(y.shape)}, sets {tuple(mask.shape)}: say of every item "
+            f"targets have shape {tuple(y.shape)}, sets {tuple(mask.shape)}: pass for every item "
             "whether it is true"
         )
     y = y.to(mask.device)
     if y.dtype != torch.bool and not bool(((y == 0) | (y == 1)).all()):
-        raise ValueError("targets say of every item whether it is true, by 0 and 1")
+        raise ValueError("targets must be 0 or 1: pass for every item whether it is true")
     return y.bool()
 
 
 def answers(output: Tensor, level: float) -> Tensor:
     """Return the most likely class where its probability is at least the level, else -1.
 
-    The model returns logits (n, K); one logit, (n,) or (n, 1), is that of the class 1 against 0.
+    The model returns logits (n, K); one logit, (n,) or (n, 1), is that of class 1 against class 0.
 
     >>> answers(torch.tensor([[0.0, 2.0], [0.1, 0.0]]), 0.8)
     tensor([ 1, -1])
@@ -91,8 +91,8 @@ def answers(output: Tensor, level: float) -> Tensor:
 def wrong_answers(found: Tensor, y: Tensor) -> Tensor:
     """Return 1 for wrong answers and 0 for right ones, NaN where there is no answer.
 
-    Its mean is the share of wrong ones among the rows that are answered. That it is at most
-    alpha is the same as E[(error - alpha) answered] <= 0.
+    Its mean is the share of wrong answers among the answered rows. It is at most alpha if and
+    only if E[(error - alpha) answered] <= 0.
 
     >>> wrong_answers(torch.tensor([2, 1, -1]), torch.tensor([2, 0, 0]))
     tensor([0., 1., nan], dtype=torch.float64)
@@ -100,8 +100,8 @@ def wrong_answers(found: Tensor, y: Tensor) -> Tensor:
     y = y.to(found.device)
     if y.shape != found.shape or y.is_floating_point():
         raise ValueError(
-            f"targets are {y.dtype} of shape {tuple(y.shape)}: wrong_answers needs the number of a "
-            "class for each row"
+            f"targets are {y.dtype} of shape {tuple(y.shape)}: 'wrong_answers' needs one class "
+            "number per row"
         )
     return (found != y).double().masked_fill(found == NO_ANSWER, math.nan)
 
@@ -111,14 +111,14 @@ NAMED = {
     "any_missed": any_missed,
     "wrong_answers": wrong_answers,
 }
-#: Those that are 0 or 1 for each row.
+#: The losses that are 0 or 1 for each row.
 BINARY = (any_missed, wrong_answers)
 SETS: dict[str, Callable[[Tensor, float], Any]] = {SIGMOID: sigmoid_sets, ANSWERS: answers}
 
 
 @dataclass(frozen=True)
 class LossScore(Score):
-    """What is lost of each row at every level, by each of several losses."""
+    """The losses of each row at every level, for one or several losses."""
 
     losses: Sequence[Callable[[Any, Tensor], Any]]
     sets: Callable[[Tensor, float], Any]
@@ -135,8 +135,8 @@ class LossScore(Score):
     def score(self, out: BatchOutput, y: Tensor) -> Tensor:
         """Return the losses (n, risks * levels), in units of their bounds."""
         columns = [
-            [self._losses(out, loss(made, y), bound) for loss, bound in self._bounded]
-            for made in (self.sets(out.output, level) for level in self.grid)
+            [self._losses(out, loss(sets, y), bound) for loss, bound in self._bounded]
+            for sets in (self.sets(out.output, level) for level in self.grid)
         ]
         return torch.stack([torch.stack(one, dim=1) for one in columns], dim=2).flatten(1)
 
@@ -148,15 +148,15 @@ class LossScore(Score):
         losses = torch.as_tensor(given).detach().to("cpu", torch.float64)
         if losses.shape != (len(out.output),):
             raise ValueError(
-                f"the loss has shape {tuple(losses.shape)} for {len(out.output)} rows: it needs "
-                "one number for each"
+                f"'loss' returned shape {tuple(losses.shape)} for {len(out.output)} rows: it must "
+                "return one number per row"
             )
         bad = self._are_impossible(losses, bound)
         if bool(bad.any()):
             row = int(bad.nonzero()[0, 0])
             raise ValueError(
-                f"the loss of row {out.rows[row]} is {float(losses[row]):g}, and bound says that "
-                f"losses lie between 0 and {bound:g}: give the largest there can be"
+                f"the loss of row {out.rows[row]} is {float(losses[row]):g}, outside 0 to "
+                f"{bound:g}, the 'bound': pass the largest possible loss"
             )
         return losses / bound
 
@@ -166,28 +166,28 @@ class LossScore(Score):
 
 @dataclass(frozen=True)
 class MonotoneLoss(LossScore):
-    """A loss that never grows with the level."""
+    """A loss that never increases with the level."""
 
     def score(self, out: BatchOutput, y: Tensor) -> Tensor:
-        """Return the losses (n, levels), in units of the bound; refuse those that grow."""
+        """Return the losses (n, levels), in units of the bound; raise if one increases."""
         losses = super().score(out, y)
         growing = losses.diff(dim=1) > 0
         if bool(growing.any()):
             row, level = (int(i) for i in growing.nonzero()[0])
             raise ValueError(
-                f"the loss of row {out.rows[row]} grows from level {self.grid[level]:g} to "
-                f"{self.grid[level + 1]:g}: sets must grow with the level, and a loss must never "
-                "grow with the set; pac= takes any loss"
+                f"the loss of row {out.rows[row]} increases from level {self.grid[level]:g} to "
+                f"{self.grid[level + 1]:g}: sets must grow with the level, and the loss must not "
+                "increase with the set. For other losses pass 'pac'"
             )
         return losses
 
 
 @dataclass(frozen=True)
 class AnyLoss(LossScore):
-    """Losses of any kind; NaN stands for a row that does not count."""
+    """Losses of any kind; NaN marks a row that does not count."""
 
     takes_order: bool
-    #: Losses of the rows that order a fixed sequence.
+    #: Losses of the rows set aside, which determine the order of a fixed sequence.
     totals: LossTotals | None = field(default=None, compare=False, kw_only=True)
 
     def config(self) -> dict[str, Any]:
@@ -198,11 +198,11 @@ class AnyLoss(LossScore):
         return (losses < 0) | (losses > bound)
 
     def selection(self) -> Selection | None:
-        """Return what orders the levels of a fixed sequence."""
+        """Return the selection of the order of a fixed sequence; None if not needed."""
         return _Ordering(self) if self.takes_order and self.totals is None else None
 
     def state(self) -> dict[str, Tensor]:
-        """Return what the rows lost that order the levels."""
+        """Return the total losses of the rows set aside."""
         return {} if self.totals is None else self.totals._asdict()
 
     def with_state(self, state: Mapping[str, Tensor]) -> AnyLoss:
@@ -211,13 +211,13 @@ class AnyLoss(LossScore):
             return self
         totals = LossTotals(state["counts"], state["sums"])
         if not _could_be(totals, (len(self.losses), len(self.grid))):
-            raise ValueError("the losses that order its levels are not those of its grid")
+            raise ValueError("expected losses of the levels of 'grid', to order them")
         return replace(self, totals=totals)
 
     def order(self, alphas: Sequence[Any], binary: Sequence[bool]) -> Tensor | None:
-        """Return the places of levels, those first that are likeliest to pass their test.
+        """Return the positions of the levels, those most likely to pass their test first.
 
-        Of levels that are equally likely the last comes first: users prefer the others.
+        Of equally likely levels the last comes first: users prefer the others.
         """
         if self.totals is None:
             return None
@@ -226,7 +226,7 @@ class AnyLoss(LossScore):
 
 
 class _Ordering(Selection):
-    """Orders the levels of a fixed sequence by what rows lose that then do not test."""
+    """Orders the levels of a fixed sequence by the losses of rows set aside."""
 
     what = "the order of the levels"
 
@@ -241,7 +241,7 @@ class _Ordering(Selection):
 
 
 def _could_be(totals: LossTotals, shape: tuple[int, int]) -> bool:
-    """Whether a file could hold these losses of the rows that order."""
+    """Whether loaded totals of losses are possible."""
     if any(one.dtype != torch.int64 or tuple(one.shape) != shape for one in totals):
         return False
     counts, sums = totals.counts, totals.sums

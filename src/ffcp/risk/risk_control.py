@@ -1,4 +1,4 @@
-"""Risk control: sets that depend on a level, and levels at which expected losses are small."""
+"""The predictor for risk control: sets at the level that bounds their expected loss."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ffcp.risk.losses import BINARY, NAMED, SETS, SIGMOID, AnyLoss, LossScore, M
 from ffcp.warnings import warn
 
 Loss = Callable[[Any, Tensor], Any] | str
-_STEPS, _TESTED_STEPS = 1000, 100  # of the default grids of levels
+_STEPS, _TESTED_STEPS = 1000, 100  # sizes of the default grids of levels
 
 
 class Controlled(NamedTuple):
@@ -32,7 +32,7 @@ class Controlled(NamedTuple):
     Attributes
     ----------
     sets
-        The sets, as the function that makes them gives them.
+        The return value of the function ``sets``.
     level : Tensor
         The level of each row, (n,).
 
@@ -53,49 +53,49 @@ class Controlled(NamedTuple):
 
 
 class RiskControl(Predictor):
-    """Sets whose expected loss is at most alpha: of one loss that sets only reduce, or of any.
+    """Sets whose expected loss is at most alpha, for one monotone loss, or, with ``pac``, any.
 
     Parameters
     ----------
-    model
+    model : nn.Module
         A trained network.
-    loss
-        What is lost: ``"false_negatives"``, the share of a row's true items that its set misses;
+    loss : Loss or sequence of Loss, default="false_negatives"
+        The loss: ``"false_negatives"``, the share of a row's true items that its set misses;
         ``"any_missed"``, whether it misses one; ``"wrong_answers"``, whether an answer is wrong,
-        among the rows that are answered; or a function ``loss(sets, y)`` to one number per row,
-        (n,). Without ``pac`` it must never grow when the set does. With ``pac`` it may be any,
-        NaN stands for a row that does not count, and several losses may be given.
-    sets
-        How sets follow from the model's output at a level: ``"sigmoid"``, the items whose
-        probability is at least 1 - level, of a model of logits (n, ...), the classes of a
-        multi-label classifier or the pixels of a mask; ``"answers"``, the most likely class where
-        its probability is at least the level, else -1; or a function ``sets(output, level)``.
-        Without ``pac`` its sets grow with the level, and at the last level lose nothing.
-    grid
-        The levels; by default 0 to 1 in steps of 0.001, with ``pac`` of 0.01. A constant, not
-        looked up in the calibration data. Without ``pac`` they ascend; with it they come in the
-        order in which you prefer them: the first that is certified is used.
-    bound
-        The largest loss there can be; with several losses one number for all, or one for each.
-    pac
+        among the answered rows; or a function ``loss(sets, y)`` to one number per row, (n,).
+        Without ``pac`` it must never increase when the set grows. With ``pac`` it may be any, NaN
+        marks a row that does not count, and several losses may be given.
+    sets : callable or str, default="sigmoid"
+        The sets at a level, from the model's output: ``"sigmoid"``, the items whose probability is
+        at least 1 - level, for logits (n, ...), such as the classes of a multi-label classifier or
+        the pixels of a mask; ``"answers"``, the most likely class if its probability is at least
+        the level, else -1; or a function ``sets(output, level)``. Without ``pac`` its sets grow
+        with the level, and have loss 0 at the last level.
+    grid : sequence of float, default=None
+        The levels; by default 0 to 1 in steps of 0.001, with ``pac`` of 0.01. They must not depend
+        on the calibration data. Without ``pac`` they ascend; with it they are in order of
+        preference: the first certified level is used.
+    bound : float or sequence of float, default=1.0
+        The largest possible loss; with several losses one number for all, or one for each.
+    pac : float, default=None
         The probability, over calibration sets, with which every risk is controlled (Learn then
         Test). Without it the risk is controlled on average over calibration sets.
-    binary
-        With ``pac``: whether losses of your own are 0 and 1 only, for all or for each. The exact
-        binomial test is then taken in place of that of Hoeffding and Bentkus.
-    correction
-        With ``pac``: ``"fixed_sequence"`` tests one level after the other until one fails, in an
-        order that some of the calibration rows choose, which then do not test; ``"bonferroni"``
+    binary : bool or sequence of bool, default=False
+        With ``pac``: whether user-defined losses are only 0 and 1, for all or for each. The exact
+        binomial test then replaces that of Hoeffding and Bentkus.
+    correction : str, default="fixed_sequence"
+        With ``pac``: ``"fixed_sequence"`` tests one level after another until one fails, in an
+        order determined on calibration rows that are set aside and not tested; ``"bonferroni"``
         tests each level at (1 - pac) / levels with all rows.
     selection_fraction, seed, batch_size, output
         As in :class:`ffcp.SetPredictor`.
 
     Notes
     -----
-    Promised without ``pac``, for exchangeable rows: the expected loss of a new row is at most
-    alpha, on average over calibration sets too. With ``pac``, for independent rows: with this
-    probability all of :meth:`certified` levels have expected losses of at most alpha. Both are
-    means: single rows may lose everything.
+    Guarantee without ``pac``, for exchangeable rows: the expected loss of a new row is at most
+    alpha, on average also over calibration sets. With ``pac``, for independent rows: with this
+    probability all :meth:`certified` levels have expected losses of at most alpha. Both concern
+    means: single rows may have the largest loss.
 
     Examples
     --------
@@ -134,7 +134,7 @@ class RiskControl(Predictor):
     ) -> None:
         if isinstance(sets, str) and sets not in SETS:
             raise ValueError(
-                f"sets must be one of {', '.join(map(repr, SETS))} or a function, got {sets!r}"
+                f"'sets' must be one of {', '.join(map(repr, SETS))} or a function, got {sets!r}"
             )
         self.loss, self.sets, self.bound = loss, sets, bound
         self.pac, self.binary, self.correction = pac, binary, correction
@@ -142,19 +142,21 @@ class RiskControl(Predictor):
         self.grid = [step / steps for step in range(steps + 1)] if grid is None else list(grid)
         losses = _losses(loss)
         bounds = _checked_bounds(bound, len(losses))
-        made = SETS[sets] if isinstance(sets, str) else sets
+        set_function = SETS[sets] if isinstance(sets, str) else sets
         score: LossScore
         calibration: Calibration
         if pac is None:
             if len(losses) > 1:
-                raise ValueError(f"{len(losses)} losses are controlled with pac= only: 0.9, say")
-            score = MonotoneLoss(losses, made, self.grid, bounds)
+                raise ValueError(
+                    f"'loss' has {len(losses)} losses, which needs 'pac': pass pac=0.9, for example"
+                )
+            score = MonotoneLoss(losses, set_function, self.grid, bounds)
             calibration = Losses(self.grid)
         else:
             are = _for_each(binary, len(losses), "binary")
             kinds = tuple(bool(is_) or one in BINARY for is_, one in zip(are, losses, strict=True))
             calibration = LearnThenTest(self.grid, kinds, pac, correction)
-            score = AnyLoss(losses, made, self.grid, bounds, correction == FIXED_SEQUENCE)
+            score = AnyLoss(losses, set_function, self.grid, bounds, correction == FIXED_SEQUENCE)
         super().__init__(
             model,
             score,
@@ -180,19 +182,19 @@ class RiskControl(Predictor):
 
         Parameters
         ----------
-        x
-            Inputs, as the model takes them, or a loader of them.
-        alpha
-            The mean loss allowed, between 0 and the bound; of several losses one number for all,
+        x : array-like or loader
+            Inputs, as the model takes them, or a loader of inputs.
+        alpha : float or sequence of float, default=0.1
+            The allowed mean loss, between 0 and the bound; with several losses one number for all,
             or one for each. Any value, without calibrating again.
-        groups
+        groups : array-like, default=None
             The group of each row, if the calibration had groups.
 
         Returns
         -------
         Controlled
-            ``(sets, level)``. Where no level is known to do, the last one is taken, the level is
-            infinite, and a warning says why.
+            ``(sets, level)``. If no level controls the risk, the sets are those of the last level,
+            ``level`` is infinite, and a warning explains why.
 
         Raises
         ------
@@ -229,18 +231,18 @@ class RiskControl(Predictor):
 
     @steady
     def certified(self, alpha: Any = 0.1) -> Certified:
-        """Return all levels that control the risks, with ``pac``; none, if there are none.
+        """Return all levels that control the risks, with ``pac``; there may be none.
 
         Parameters
         ----------
-        alpha
+        alpha : float, default=0.1
             As in :meth:`predict_set`, which uses the first of these levels.
 
         Returns
         -------
         Certified
-            The levels, their p-values, and what calibration rows lose at each: its mean, and the
-            share of rows that count in it.
+            The levels, their p-values, the mean loss of calibration rows at each level, and the
+            share of rows that count.
         """
         return self._certified(alpha)
 
@@ -248,7 +250,7 @@ class RiskControl(Predictor):
         state = self.calibrated()
         tests, score = state.calibration, state.score
         if not isinstance(tests, LearnThenTest):
-            raise RuntimeError("levels are certified with pac=...: RiskControl(..., pac=0.9)")
+            raise RuntimeError("certified levels need 'pac': use RiskControl(..., pac=0.9)")
         shares = self._shares(alpha)
         found = tests.certified(shares, score.order(shares, tests.binary))
         return found._replace(risks=found.risks * torch.tensor(score.bounds, dtype=torch.float64))
@@ -257,40 +259,40 @@ class RiskControl(Predictor):
         found = self._certified(alpha)
         if not len(found.levels):
             raise RuntimeError(
-                f"no level controls the risks at alpha={alpha} with probability {self.pac}, as far "
-                f"as {len(self.calibration)} calibration rows can tell: nothing is returned. Give "
-                "more rows, a larger alpha, a smaller pac, or levels at which less is lost"
+                f"no level is certified to control the risks at alpha={alpha} with probability "
+                f"{self.pac} by {len(self.calibration)} calibration rows: use more rows, a larger "
+                "'alpha', a smaller 'pac', or a 'grid' with levels of smaller loss"
             )
         return float(found.levels[0])
 
     def _shares(self, alpha: Any) -> list[Fraction]:
-        """Return the mean loss allowed of each risk, in units of its bound."""
+        """Return the allowed mean of each loss, in units of its bound."""
         bounds = [Fraction(str(bound)) for bound in self._state.score.bounds]
         result = []
         for one, bound in zip(_for_each(alpha, len(bounds), "alpha"), bounds, strict=True):
             if isinstance(one, bool) or not 0 < one < bound:
                 raise ValueError(
-                    f"alpha must lie between 0 and the largest loss, {float(bound):g}, got {one}"
+                    f"'alpha' must lie between 0 and the largest loss, {float(bound):g}, got {one}"
                 )
             result.append(exact_alpha(one if bound == 1 else Fraction(str(one)) / bound))
         return result
 
     def _sets(self, out: BatchOutput, levels: Tensor) -> Tensor:
-        """Return the sets of rows, of which groups may have levels of their own."""
+        """Return the sets of rows, whose levels may differ between groups."""
         scorer = self._state.score
         each = levels.unique().tolist()
-        made = [torch.as_tensor(scorer.sets(out.output, min(t, max(self.grid)))) for t in each]
-        sets = made[0].clone()
-        for level, own in zip(each, made, strict=True):
+        parts = [torch.as_tensor(scorer.sets(out.output, min(t, max(self.grid)))) for t in each]
+        sets = parts[0].clone()
+        for level, own in zip(each, parts, strict=True):
             rows = (levels == level).to(sets.device)
             sets[rows] = own[rows]
         return sets
 
     @steady
     def losses(self, x: Any, y: Any = None) -> Tensor:
-        """Return what rows with known targets lose at every level.
+        """Return the losses of rows at every level.
 
-        Of one loss (n, levels), of several (n, losses, levels).
+        With one loss (n, levels), with several (n, losses, levels).
         """
         score = self._state.score
         parts = [score.score(out, part) for out, part in self.targeted(x, y)]
@@ -300,18 +302,18 @@ class RiskControl(Predictor):
 
 
 def _losses(loss: Loss | Sequence[Loss]) -> tuple[Callable[[Any, Tensor], Any], ...]:
-    """Return the functions of one loss or of several, of which some have names."""
+    """Return the functions of one loss or of several, given as functions or names."""
     given = [loss] if isinstance(loss, str) or callable(loss) else list(loss)
     for one in given:
         if not callable(one) and one not in NAMED:
             raise ValueError(f"unknown loss {one!r}: choose one of {', '.join(NAMED)}")
     if not given:
-        raise ValueError("there is no loss: give a name, a function or several of them")
+        raise ValueError("'loss' is empty: pass a name, a function or several of them")
     return tuple(NAMED[one] if isinstance(one, str) else one for one in given)
 
 
 def _for_each(given: Any, risks: int, what: str) -> list[Any]:
-    """Return one value for each risk, of one for all or of a sequence.
+    """Return one value for each loss, from one for all or from a sequence.
 
     >>> _for_each(0.1, 2, "alpha"), _for_each((0.1, 0.2), 2, "alpha")
     ([0.1, 0.1], [0.1, 0.2])
@@ -319,7 +321,7 @@ def _for_each(given: Any, risks: int, what: str) -> list[Any]:
     if not isinstance(given, Sequence) or isinstance(given, str):
         return [given] * risks
     if len(given) != risks:
-        raise ValueError(f"{what} has {len(given)} values for {risks} losses")
+        raise ValueError(f"{what!r} has {len(given)} values, expected one per loss: {risks}")
     return list(given)
 
 
@@ -327,5 +329,5 @@ def _checked_bounds(bound: Any, risks: int) -> tuple[float, ...]:
     bounds = _for_each(bound, risks, "bound")
     for one in bounds:
         if isinstance(one, bool) or not 0 < one < math.inf:
-            raise ValueError(f"bound must be a positive number, got {one!r}")
+            raise ValueError(f"'bound' must be a positive number, got {one!r}")
     return tuple(float(one) for one in bounds)

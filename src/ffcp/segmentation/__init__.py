@@ -1,9 +1,9 @@
-"""Segmentation: label maps as targets for bands, and label sets for every pixel.
+"""Segmentation: label maps as regression targets, and label sets for every pixel.
 
-A segmentation network says, for every pixel and class, how well the class fits. Two ways lead
-to conformal prediction. The paper's: the label map is turned into numbers (:func:`targets`), one
-per pixel and class, and CP, FCP or FFCP put a band around each. What a user mostly wants: for
-every pixel the set of labels that are still possible.
+The output of a segmentation network is a number for every pixel and class. There are two ways to
+conformal prediction. The paper's: the label map is turned into numbers (:func:`targets`), one per
+pixel and class, and CP, FCP or FFCP return an interval for each. What most users want is a
+prediction set of labels for every pixel (:class:`PixelSets`).
 """
 
 from ffcp.segmentation.pixel_sets import PixelSets

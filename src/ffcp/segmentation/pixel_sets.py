@@ -1,4 +1,4 @@
-"""Label sets for the pixels of a segmentation network, with two guarantees from one calibration."""
+"""The predictor of label sets for the pixels of a segmentation network."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _PIXELS = 2**18  # of input per pass, by default
 
 @dataclass(frozen=True)
 class PixelScore(Score):
-    """The score of a label at a pixel: how far the band of its output would have to reach.
+    """The score of a label at a pixel: the distance of its output from that of a certain pixel.
 
     Parameters are those of :class:`PixelSets`.
     """
@@ -53,13 +53,13 @@ class PixelScore(Score):
         jacobian.checked_method(self.method)
 
     def requires(self) -> Requires:
-        """Require the gradient norms at the feature."""
+        """Return the required features: the gradient norms at the feature, if any."""
         if self.feature == OUTPUT:
             return Requires()
         return Requires((self.feature,), norm=self.norm, method=self.method)
 
     def score(self, out: BatchOutput, y: Tensor) -> Tensor:
-        """Count the labelled pixels of each image by the bins of their scores."""
+        """Return the number of labelled pixels of each image in each bin of scores."""
         check_maps(out.output)
         maps = label_maps(y.to(out.output.device), out.output, self.ignore, out.rows[0])
         return torch.cat([self._counts(out, maps, part) for part in _parts(out.output)])
@@ -72,7 +72,7 @@ class PixelScore(Score):
         return counts.view(-1, BINS).int().cpu()
 
     def of_labels(self, out: BatchOutput, labels: Tensor, part: slice = slice(None)) -> Tensor:
-        """Score one label at each pixel of some images."""
+        """Return the score of one label at each pixel of some images."""
         output, scale, index = out.output[part], self._scale(out), labels[part, None]
         own = None if scale is None else scale[part].gather(1, index)[:, 0]
         scores = self._distance(output.gather(1, index)[:, 0], own)
@@ -80,7 +80,7 @@ class PixelScore(Score):
         return scores.masked_fill_(is_top.to(scores.device), 0.0)
 
     def mask(self, out: BatchOutput, level: Tensor) -> Tensor:
-        """Mark the labels whose score is at most a level for each image, (n, 1) or (1,)."""
+        """Return a mask of the labels with scores at most the level, (n, 1) or (1,)."""
         output, scale = out.output, self._scale(out)
         levels = level.expand(len(output), 1)[:, :, None, None]
         mask = torch.empty(output.shape, dtype=torch.bool, device=output.device)
@@ -93,7 +93,7 @@ class PixelScore(Score):
         return None if self.feature == OUTPUT else out.norms[self.feature]
 
     def _distance(self, output: Tensor, scale: Tensor | None) -> Tensor:
-        """Measure how far outputs lie above those of a certain pixel, in units of the scale."""
+        """Return how far outputs lie above those of a certain pixel, in units of the scale."""
         certain = math.log(-math.log1p(-self.smallest))
         distance = (as_float64(output) - certain).clamp_min_(0)
         if scale is None:
@@ -107,45 +107,45 @@ class PixelSets(Predictor):
     The network's outputs are taken as f_c = log(-log p_c) for every pixel and class. A certain
     pixel of class c has f_c = t = log(-log(1 - smallest)). The score of label c is
     max(0, f_c - t) / scale, the scale being the norm of the gradient of f_c with respect to the
-    feature: label c is in the set if and only if the FFCP band around f_c reaches t. The most
+    feature: label c is in the set if and only if the FFCP interval around f_c contains t. The most
     likely label has score 0, so no set is empty.
 
-    Two guarantees rest on the same calibration, and both assume nothing but that images are
-    exchangeable (see docs/segmentation.md): of the mean share of missed pixels, and of the
-    probability that an image is covered to a given share.
+    The same calibration gives two guarantees, both for exchangeable images (see
+    docs/segmentation.md): on the mean share of missed pixels, and on the probability that a given
+    share of an image is covered.
 
     Parameters
     ----------
-    model
+    model : nn.Module
         A trained network; forward returns (n, classes, height, width).
-    feature
+    feature : str or nn.Module, default="output"
         Where the gradient is taken: a dotted module name of the model, a module, ``"input"``,
         or ``"output"`` (scale 1, plain conformal prediction).
-    outputs
-        What the model returns: ``"logits"``, or ``"double_log"`` for log(-log p), as networks do
-        that were trained on :func:`ffcp.segmentation.targets`.
-    ignore
-        The label of pixels that have none. They do not count.
-    norm
+    outputs : str, default="logits"
+        What the model returns: ``"logits"``, or ``"double_log"`` for log(-log p), as networks
+        trained on :func:`ffcp.segmentation.targets` do.
+    ignore : int, default=None
+        The label that marks unlabelled pixels, which do not count.
+    norm : float, default=2
         Norm of the gradient: 1, 2 or ``inf``.
-    floor
+    floor : float, default=1e-06
         Smallest scale, for gradients that vanish. A constant; it must not be estimated from the
         calibration data.
-    smallest
+    smallest : float, default=0.01
         A certain pixel has probability 1 - smallest.
-    method
-        How gradient norms are taken, as in :func:`ffcp.gradient_norms`.
-    batch_size
+    method : Method, default="auto"
+        How gradient norms are computed, as in :func:`ffcp.gradient_norms`.
+    batch_size : int, default=None
         Images per pass over arrays; by default about 2**18 pixels, one image of 512 x 512, since
         outputs and norms take memory for every class.
-    output
-        Which part of what the model returns is the prediction, if it returns a tuple, a dict or
-        the like: a key (``"logits"``), an index, or a function of what it returns.
+    output : str, int or callable, default=None
+        Which part of the model's return value is the prediction, if it is a tuple, a dict or
+        similar: a key (``"logits"``), an index, or a function.
 
     Notes
     -----
-    Images without a labelled pixel do not calibrate, and the guarantees are about images that have
-    one; a warning says how many were left out.
+    Images without a labelled pixel are left out of the calibration, with a warning; the guarantees
+    concern images that have one.
 
     Examples
     --------
@@ -174,15 +174,15 @@ class PixelSets(Predictor):
         output: Output = None,
     ) -> None:
         if not isinstance(model, nn.Module):
-            raise TypeError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
+            raise TypeError(f"'model' must be a torch.nn.Module, got {type(model).__name__}")
         if outputs not in (LOGITS, DOUBLE_LOG):
-            raise ValueError(f"outputs must be {LOGITS!r} or {DOUBLE_LOG!r}, got {outputs!r}")
+            raise ValueError(f"'outputs' must be {LOGITS!r} or {DOUBLE_LOG!r}, got {outputs!r}")
         if ignore is not None and (isinstance(ignore, bool) or not isinstance(ignore, int)):
-            raise TypeError(f"ignore must be an integer label or None, got {ignore!r}")
+            raise TypeError(f"'ignore' must be an integer label or None, got {ignore!r}")
         if not 0 < floor < math.inf:
-            raise ValueError(f"floor must be a positive number, got {floor}")
+            raise ValueError(f"'floor' must be a positive number, got {floor}")
         if not 0 < smallest < 0.5:
-            raise ValueError(f"smallest must lie between 0 and 0.5, got {smallest}")
+            raise ValueError(f"'smallest' must lie between 0 and 0.5, got {smallest}")
         self.feature, self.outputs = resolve(model, feature), outputs
         self._picked = output
         name, model = self.feature, picking(model, output)
@@ -202,7 +202,7 @@ class PixelSets(Predictor):
         return _ImageLooks(self.model)
 
     def rows_at_once(self, x: Any) -> int | None:
-        """Return how many images make a batch: about a million pixels."""
+        """Return the number of images in a batch: about 2**18 pixels by default."""
         if self.batch_size is None and isinstance(x, Tensor) and x.dim() > 2:
             return max(1, _PIXELS // max(1, x.shape[2:].numel()))
         return self.batch_size
@@ -213,8 +213,8 @@ class PixelSets(Predictor):
     def score(self, x: Any, y: Any = None) -> Tensor:
         """Return the scores of one label at each pixel, (n, height, width), in float64.
 
-        ``x`` may be a loader of pairs ``(x, y)``, passed alone. NaN where the label
-        is the ignored one. Not rounded to the grid.
+        ``x`` may be a loader of pairs ``(x, y)``, passed without ``y``. NaN where the label is the
+        ignored one. Not rounded to the grid.
         """
         buffer, own = RowBuffer(None), self._state.score
         for out, part in self.targeted(x, y):
@@ -237,23 +237,24 @@ class PixelSets(Predictor):
         groups: Any = None,
         **unknown: NoReturn,
     ) -> PixelSet:
-        """Return for every pixel a set of labels.
+        """Return a set of labels for every pixel.
 
         Parameters
         ----------
-        x
-            Images, (n, channels, height, width); or a loader of such batches, or of pairs
-            ``(x, y)``, whose sets come back in one piece.
-        alpha
-            What may be missed, in (0, 1); 0.1 if nothing is given. Any value, without calibrating
-            again.
-        confidence_level
-            In place of ``alpha``: what is to be covered, 1 - alpha.
-        share
-            ``None``: of a new image's labelled pixels a share of at most ``alpha`` is missed on
-            average over images. A number in (0, 1]: with probability at least 1 - alpha, at
-            least this share of a new image's labelled pixels is covered; 1 means all of them.
-        groups
+        x : array-like or loader
+            Images, (n, channels, height, width); or a loader of batches of images, or of pairs
+            ``(x, y)``, whose sets are returned together.
+        alpha : float, default=None
+            Allowed share or probability of misses, in (0, 1); 0.1 if neither is given. Any value,
+            without calibrating again.
+        confidence_level : float, default=None
+            Instead of ``alpha``: 1 - alpha.
+        share : float, default=None
+            ``None``: the share of a new image's labelled pixels that is missed is at most
+            ``alpha``, on average over images. A number in (0, 1]: with probability at least
+            1 - alpha, at least this share of a new image's labelled pixels is covered; 1 means all
+            of them.
+        groups : array-like, default=None
             The group of each image, if the calibration had groups.
 
         Returns
@@ -263,12 +264,12 @@ class PixelSets(Predictor):
         """
         exact = requested_alpha(alpha, confidence_level, unknown)
         calibration, given = self.calibrated().calibration, self.rows(x)
-        asked = None if share is None else exact_share(share)
+        exact_part = None if share is None else exact_share(share)
         buffer = RowBuffer(given.count)
         infinite: list[Columns] = []
         for out, metadata, *_ in self.batch_outputs(given, groups):
             check_maps(out.output)
-            metadata["share"] = [asked] * len(out.output)
+            metadata["share"] = [exact_part] * len(out.output)
             level = calibration.quantile(exact, metadata)
             lost = level.isinf().any(dim=-1).expand(len(out.output))
             if bool(lost.any()):
@@ -289,16 +290,16 @@ class PixelSets(Predictor):
 
 
 class _ImageLooks(Looks):
-    """Runs a segmentation network on the images of a calibration."""
+    """Runs a segmentation network on calibration images."""
 
     sample = 4  # images can be large
 
     def finish(self, result: Result) -> Counts:
-        """Tell how many images have no labelled pixel, and so do not calibrate."""
+        """Add a warning if images have no labelled pixel and are left out."""
         labelled = torch.ones(1) if result.scores is None else result.scores.any(dim=1)
         if not bool(labelled.all()):
             none = f"{int((~labelled).sum())} of {len(labelled)} images"
-            result.warnings.append(f"{none} have no labelled pixel and do not calibrate")
+            result.warnings.append(f"{none} have no labelled pixel and are left out")
         return super().finish(result)
 
 
@@ -307,17 +308,17 @@ def _with_double_log(model: nn.Module) -> nn.Sequential:
 
 
 def _inside(feature: str) -> str:
-    """Name a feature of the user's model as one of the model around it.
+    """Return the name of a feature of the user's model in the wrapped model.
 
     >>> _inside("output"), _inside("input[0]"), _inside("trunk.4")
     ('output', 'input[0]', 'network.trunk.4')
     """
     if feature == OUTPUT or feature.partition("[")[0] == INPUT:
         return feature
-    return f"{_NETWORK}.{feature.removeprefix('.')}"  # a dot marks modules named "input"
+    return f"{_NETWORK}.{feature.removeprefix('.')}"  # a leading dot marks modules named "input"
 
 
 def _parts(output: Tensor) -> list[slice]:
-    """Cut a batch into parts of about a million numbers."""
+    """Return slices of a batch of about a million numbers each."""
     size = max(1, _BLOCK // output[0].numel())
     return [slice(start, start + size) for start in range(0, len(output), size)]

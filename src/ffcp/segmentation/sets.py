@@ -1,4 +1,4 @@
-"""Label sets for every pixel, and checks of label maps."""
+"""Label sets of pixels, and checks of label maps."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ffcp.network import arrays
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PixelSet:
-    """The labels that are possible at each pixel.
+    """A prediction set of labels for each pixel.
 
     Parameters
     ----------
-    mask
+    mask : Tensor
         Shape (n, classes, height, width): whether the label is in the pixel's set.
-    prediction
+    prediction : Tensor
         Shape (n, height, width): the most likely label, which is in every set.
 
     Examples
@@ -47,12 +47,12 @@ class PixelSet:
 
     @property
     def size(self) -> Tensor:
-        """How many labels the set of each pixel holds, shape (n, height, width)."""
+        """The number of labels in the set of each pixel, shape (n, height, width)."""
         return self.mask.sum(dim=1)
 
     @property
     def certain(self) -> Tensor:
-        """Where the set holds one label only, shape (n, height, width)."""
+        """Whether the set of a pixel has only one label, shape (n, height, width)."""
         return self.size == 1
 
     @property
@@ -70,12 +70,12 @@ def pixel_coverage(mask: Tensor, labels: Any, ignore: int | None = None) -> Tens
 
     Parameters
     ----------
-    mask
+    mask : Tensor
         Label sets, (n, classes, height, width).
-    labels
+    labels : array-like
         Label maps, (n, height, width).
-    ignore
-        The label of pixels that have none.
+    ignore : int, default=None
+        The label that marks unlabelled pixels.
 
     Returns
     -------
@@ -89,32 +89,34 @@ def pixel_coverage(mask: Tensor, labels: Any, ignore: int | None = None) -> Tens
     tensor([1.], dtype=torch.float64)
     """
     if mask.dim() != 4:
-        raise ValueError(f"mask: expected (n, classes, height, width), got {tuple(mask.shape)}")
+        raise ValueError(
+            f"'mask' must have shape (n, classes, height, width), got {tuple(mask.shape)}"
+        )
     maps = label_maps(arrays.target_tensor(labels).to(mask.device), mask, ignore)
     inside = mask.gather(1, maps.labels[:, None])[:, 0] & maps.known
     return inside.sum(dim=(1, 2)).double() / maps.known.sum(dim=(1, 2))
 
 
 class Maps(NamedTuple):
-    """Label maps, 0 where there is no label, and where there is one."""
+    """Label maps, with 0 for unlabelled pixels, and a mask of the labelled ones."""
 
     labels: Tensor
     known: Tensor
 
 
 def label_maps(y: Tensor, output: Tensor, ignore: int | None, first_row: int = 0) -> Maps:
-    """Check label maps against the output of the model, or a mask, of the same images."""
+    """Return label maps, checked against the model's output, or a mask, of the same images."""
     n, classes, height, width = output.shape
     if y.shape != (n, height, width):
         raise ValueError(
             f"labels have shape {tuple(y.shape)}, expected {(n, height, width)}: use y[:, 0] to "
-            "remove a channel, y.argmax(dim=1) of one-hot maps"
+            "remove a channel, or y.argmax(dim=1) for one-hot maps"
         )
     return known_labels(y, classes, ignore, first_row)
 
 
 def known_labels(y: Tensor, classes: int, ignore: int | None, first_row: int = 0) -> Maps:
-    """Check that label maps hold the numbers of classes, or the ignored label."""
+    """Return label maps, checked to hold class numbers or the ignored label."""
     if y.is_floating_point() or y.dtype == torch.bool:
         raise TypeError(f"labels must be integers, got {y.dtype}: convert them with y.long()")
     y = y.long()
@@ -122,20 +124,23 @@ def known_labels(y: Tensor, classes: int, ignore: int | None, first_row: int = 0
     outside = known & ((y < 0) | (y >= classes))
     if bool(outside.any()):
         image = int(outside.nonzero()[0, 0])
-        said = f"has labels {y[image][outside[image]].unique()[:5].tolist()}"
-        wanted = f"expected 0 to {classes - 1}"
-        wanted += ", or ignore= a label that marks no class" if ignore is None else f" or {ignore}"
-        raise ValueError(f"image {first_row + image} (counted from 0) {said}: {wanted}")
+        found = f"has labels {y[image][outside[image]].unique()[:5].tolist()}"
+        expected = f"expected 0 to {classes - 1}"
+        advice = "; pass ignore= if it marks unlabelled pixels"
+        expected += advice if ignore is None else f" or {ignore}"
+        raise ValueError(f"image {first_row + image} (counted from 0) {found}: {expected}")
     return Maps(y.where(known, 0), known)
 
 
 def check_maps(output: Any) -> None:
-    """Refuse outputs that are not maps of several classes."""
-    wanted = "PixelSets needs a tensor of shape (n, classes, height, width)"
+    """Raise unless outputs are maps of several classes."""
+    expected = "PixelSets needs a tensor of shape (n, classes, height, width)"
     if not isinstance(output, Tensor):
-        raise TypeError(f"the model returned a {type(output).__name__}: {wanted}; see output=")
+        raise TypeError(
+            f"the model returned a {type(output).__name__}: {expected}; select it by output="
+        )
     if output.dim() != 4 or output.shape[1] < 2:
         raise ValueError(
-            f"the model's output has shape {tuple(output.shape)}: {wanted}; of one logit z make "
-            "two, torch.cat([torch.zeros_like(z), z], dim=1)"
+            f"the model's output has shape {tuple(output.shape)}: {expected}; turn one logit z "
+            "into two by torch.cat([torch.zeros_like(z), z], dim=1)"
         )

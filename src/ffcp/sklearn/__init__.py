@@ -1,12 +1,12 @@
-"""Bands and label sets with the habits of scikit-learn, by the extra ``sklearn``.
+"""Estimators of scikit-learn with prediction intervals and label sets (extra ``sklearn``).
 
 Examples
 --------
 >>> from sklearn.datasets import load_diabetes
 >>> from sklearn.linear_model import LinearRegression
 >>> x, y = load_diabetes(return_X_y=True)
->>> bands = ConformalRegressor(LinearRegression(), random_state=0).fit(x, y)
->>> bands.predict_interval(x[:5], alpha=0.1).shape
+>>> regressor = ConformalRegressor(LinearRegression(), random_state=0).fit(x, y)
+>>> regressor.predict_interval(x[:5], alpha=0.1).shape
 (5, 2)
 """
 

@@ -1,4 +1,4 @@
-"""Estimators of scikit-learn whose predictions have bands, or whose labels come in sets."""
+"""The estimators ``ConformalRegressor`` and ``ConformalClassifier``."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _SETS = {
 
 
 class _Conformal(BaseEstimator):  # type: ignore[misc]
-    """What both estimators share: dividing rows, fitting, and the containers of results."""
+    """Base class of both estimators: splitting rows, fitting, and containers of results."""
 
     def __init__(
         self,
@@ -76,11 +76,11 @@ class _Conformal(BaseEstimator):  # type: ignore[misc]
 
         Parameters
         ----------
-        transform
+        transform : str, default=None
             ``"default"`` for arrays, ``"pandas"`` for frames.
         """
         if transform not in (None, "default", "pandas"):
-            raise ValueError(f"transform must be 'default' or 'pandas', got {transform!r}")
+            raise ValueError(f"'transform' must be 'default' or 'pandas', got {transform!r}")
         if transform is not None:
             self._sklearn_output_config = {"transform": transform}
         return self
@@ -93,22 +93,22 @@ class _Conformal(BaseEstimator):  # type: ignore[misc]
         return pandas.DataFrame(values, columns=columns, index=getattr(x, "index", None))
 
     def _check_before_fit(self, unknown: dict[str, Any]) -> None:
-        """Refuse arguments of fit that there are not, and a level that cannot be."""
+        """Raise for unknown arguments of fit, and for an impossible level."""
         if unknown:
             raise TypeError(
                 f"fit got unexpected arguments {sorted(unknown)}: to use sample_weight, fit your "
-                "estimator and pass FrozenEstimator(it)"
+                "estimator and pass FrozenEstimator(estimator)"
             )
         self._level()
 
     def _parts(self, rows: int) -> tuple[Array, Array]:
-        """Divide rows into those that train and those that calibrate."""
+        """Return the numbers of the training rows and of the calibration rows."""
         if is_fitted_already(self.estimator):
             return np.arange(0), np.arange(rows)
         if not 0 < self.calibration_size < 1:
-            raise ValueError(f"calibration_size must lie in (0, 1), got {self.calibration_size}")
+            raise ValueError(f"'calibration_size' must lie in (0, 1), got {self.calibration_size}")
         if rows < 2:
-            raise ValueError(f"n_samples={rows}: some rows train and others calibrate")
+            raise ValueError(f"n_samples={rows}: expected at least 2, to train and to calibrate")
         order = check_random_state(self.random_state).permutation(rows)
         held = min(rows - 1, max(1, round(rows * self.calibration_size)))
         return np.sort(order[held:]), np.sort(order[:held])
@@ -116,24 +116,24 @@ class _Conformal(BaseEstimator):  # type: ignore[misc]
     def _seed(self) -> int:
         return int(check_random_state(self.random_state).randint(2**31 - 1))
 
-    def _made(self, methods: dict[str, Any], **settings: Any) -> Any:
-        """Make the predictor that ``method`` names or makes."""
+    def _new_predictor(self, methods: dict[str, Any], **settings: Any) -> Any:
+        """Return the predictor that ``method`` names or returns."""
         model = self.source_.model
         if callable(self.method):
             return self.method(model)
         if self.method not in methods:
             known = ", ".join(methods)
-            raise ValueError(f"method must be one of {known} or a function, got {self.method!r}")
+            raise ValueError(f"'method' must be one of {known} or a function, got {self.method!r}")
         return methods[self.method](model, seed=self._seed(), **settings)
 
     def _level(self, alpha: Any = None, confidence_level: Any = None, **unknown: Any) -> Any:
-        """Return the share of misses asked for, or a list: of this call, or the estimator's."""
+        """Return alpha, or a list of them, of this call, or by default of the estimator."""
         own = requested_alpha(self.alpha, self.confidence_level)
         levels, are_many = requested_alphas(alpha, confidence_level, unknown, default=own)
         return levels if are_many else levels[0]
 
     def _read(self, x: Any, y: Any, *, numeric: bool) -> tuple[Any, Array]:
-        """Check the names and number of columns, and y; the estimator checks X, as it came."""
+        """Return X and y, with columns and y checked; the estimator checks X itself."""
         x, y = validate_data(self, as_rows(x), y, skip_check_array=True)
         target = check_array(
             y, ensure_2d=False, dtype="numeric" if numeric else None, input_name="y", estimator=self
@@ -153,46 +153,46 @@ class _Conformal(BaseEstimator):  # type: ignore[misc]
 
 
 class ConformalRegressor(RegressorMixin, _Conformal):  # type: ignore[misc]
-    """A regressor whose predictions have bands with a guarantee.
+    """A regressor with prediction intervals of guaranteed coverage.
 
     Parameters
     ----------
-    estimator
-        Any regressor of scikit-learn, a skorch network, or a function that makes a torch network
-        for a number of inputs: fitted to a part of the rows; the others calibrate. One that is
-        fitted already, ``FrozenEstimator(it)`` or a trained ``torch.nn.Module``: all rows
-        calibrate, and must not be those that trained it. By default a random forest.
-    alpha
-        Share of misses allowed, 0.1 for 90 % coverage, which is also meant if nothing is given;
-        also an argument of predict_interval.
-    confidence_level
-        In place of ``alpha``: the coverage asked for, 1 - alpha.
-    method
-        ``"auto"`` (:class:`ffcp.Auto` chooses among all that serve the estimator), ``"learned"``,
-        ``"cp"``, ``"lcp"``, ``"ffcp"`` (networks only), or a function from a network to a
-        predictor of :mod:`ffcp`.
-    calibration_size
-        The share of rows that calibrate.
-    random_state
-        Of the division, and of what is random in the method.
+    estimator : estimator, nn.Module or callable, default=None
+        Any regressor of scikit-learn, a skorch network, or a function from a number of inputs to a
+        torch network: it is fitted on a part of the rows, and calibrated on the others. With a
+        fitted estimator, ``FrozenEstimator(estimator)`` or a trained ``torch.nn.Module``, all rows
+        are used for calibration, and must not be its training rows. By default a random forest.
+    alpha : float, default=None
+        Allowed share of misses; 0.1, for 90 % coverage, if neither is given. Also an argument of
+        predict_interval.
+    confidence_level : float, default=None
+        Instead of ``alpha``: the required coverage, 1 - alpha.
+    method : str or callable, default="auto"
+        ``"auto"`` (:class:`ffcp.Auto` selects among the methods that support the estimator),
+        ``"learned"``, ``"cp"``, ``"lcp"``, ``"ffcp"`` (networks only), or a function from a network
+        to a predictor of :mod:`ffcp`.
+    calibration_size : float, default=0.25
+        The share of rows used for calibration.
+    random_state : int, RandomState or None, default=None
+        Seed of the split and of the method.
 
     Notes
     -----
-    What :class:`ffcp.Learned` and :class:`ffcp.Auto` learn about the errors of a network comes
-    from the rows that trained it and from some that calibrate; about those of other estimators
-    from some rows that calibrate only: a forest remembers the rows that it has seen.
+    :class:`ffcp.Learned` and :class:`ffcp.Auto` learn the errors of a network from its training
+    rows and some of the calibration rows; those of other estimators only from some of the
+    calibration rows, as a forest, for example, has overfitted its training rows.
 
     Examples
     --------
     >>> from sklearn.datasets import make_regression
     >>> x, y = make_regression(400, 5, noise=10, random_state=0)
-    >>> bands = ConformalRegressor(random_state=0).fit(x[:300], y[:300])
-    >>> bands.predict_interval(x[300:]).shape
+    >>> regressor = ConformalRegressor(random_state=0).fit(x[:300], y[:300])
+    >>> regressor.predict_interval(x[300:]).shape
     (100, 2)
     """
 
     def fit(self, X: Any, y: Any, **unknown: Any) -> ConformalRegressor:
-        """Fit the estimator to a part of the rows, and calibrate on the others."""
+        """Fit the estimator on a part of the rows, and calibrate on the others."""
         self._check_before_fit(unknown)
         x, target = self._read(X, y, numeric=True)
         train, held = self._parts(len(target))
@@ -203,15 +203,17 @@ class ConformalRegressor(RegressorMixin, _Conformal):  # type: ignore[misc]
         is_network = isinstance(self.source_, NetworkSource)
         if self.method == "ffcp" and not is_network:
             name = type(estimator).__name__
-            raise ValueError(f"FFCP needs a network's gradients, {name} has none: use 'auto'")
-        self.predictor_ = self._made(_INTERVALS)
+            raise ValueError(
+                f"method='ffcp' needs the gradients of a network, {name!r} has none: use 'auto'"
+            )
+        self.predictor_ = self._new_predictor(_INTERVALS)
         if len(train) and is_network and isinstance(self.predictor_, (ffcp.Auto, ffcp.Learned)):
             self.predictor_.fit(self.source_.inputs(take(x, train)), target[train], disjoint=True)
         self.predictor_.calibrate(self.source_.inputs(take(x, held)), target[held])
         return self
 
     def predict(self, X: Any) -> Array:
-        """Predict, as the estimator does."""
+        """Return the estimator's predictions."""
         x = self._x(X)
         return self.source_.outputs(x).reshape(row_count(x))
 
@@ -231,24 +233,23 @@ class ConformalRegressor(RegressorMixin, _Conformal):  # type: ignore[misc]
 
 
 class ConformalClassifier(ClassifierMixin, _Conformal):  # type: ignore[misc]
-    """A classifier that gives sets of labels which hold the true one with a guarantee.
+    """A classifier with prediction sets of labels of guaranteed coverage.
 
-    The classes are those of the rows that train, or those of an estimator that is fitted already.
-    Any other label of a calibration row counts as one that no set can hold but a set of everything,
-    so the guarantee holds for all new rows, of labels that no row has shown yet as well: see
-    ``other_labels`` of :class:`ffcp.SetPredictor`.
+    The classes are those of the training rows, or of a fitted estimator. A calibration row with
+    any other label is covered only by a set that holds everything, so the guarantee holds for all
+    new rows, including those with new labels: see ``other_labels`` of :class:`ffcp.SetPredictor`.
 
     Parameters
     ----------
-    estimator
-        As in :class:`ConformalRegressor`; a classifier with ``predict_proba``, or a network of
-        logits in the order of the sorted classes. A trained network may name its classes, in the
-        order of its outputs, by an attribute ``classes_``.
+    estimator : estimator, nn.Module or callable, default=None
+        As in :class:`ConformalRegressor`; a classifier with ``predict_proba``, or a network that
+        returns logits in the order of the sorted classes. A trained network may name its classes,
+        in the order of its outputs, by an attribute ``classes_``.
     alpha, confidence_level, calibration_size, random_state
         As in :class:`ConformalRegressor`.
-    method
-        ``"auto"``, where that of LAC, APS and RAPS is taken whose sets are smallest, on rows that
-        then do not calibrate (LAC, with a warning, if there are fewer than 20 of them); ``"raps"``,
+    method : str or callable, default="auto"
+        ``"auto"`` selects that of LAC, APS and RAPS with the smallest sets, on rows that are not
+        used for calibration (LAC, with a warning, if there are fewer than 20); ``"raps"``,
         ``"aps"``, ``"lac"``, ``"ffraps"``, or a function from a network to a predictor.
 
     Attributes
@@ -256,7 +257,7 @@ class ConformalClassifier(ClassifierMixin, _Conformal):  # type: ignore[misc]
     classes_ : array
         The classes, in the order of the columns.
     choice_ : ScoreChoice or None
-        What was compared, and what was taken.
+        The selected score and all candidates.
 
     Examples
     --------
@@ -268,12 +269,12 @@ class ConformalClassifier(ClassifierMixin, _Conformal):  # type: ignore[misc]
     """
 
     def fit(self, X: Any, y: Any, **unknown: Any) -> ConformalClassifier:
-        """Fit the estimator to a part of the rows, and calibrate on the others."""
+        """Fit the estimator on a part of the rows, and calibrate on the others."""
         self._check_before_fit(unknown)
         x, labels = self._read(X, y, numeric=False)
         check_classification_targets(labels)
         train, held = self._parts(len(labels))
-        # Of rows that train: a list that calibration rows had a part in would not fit new rows.
+        # Of training rows only: with calibration rows these and new rows were not exchangeable.
         self.classes_ = (
             known_classes(self.estimator, x, labels)
             if is_fitted_already(self.estimator)
@@ -288,14 +289,14 @@ class ConformalClassifier(ClassifierMixin, _Conformal):  # type: ignore[misc]
         self.source_: Source = source(
             estimator, take(x, rows), codes[rows], self.classes_, self._seed()
         )
-        self.predictor_ = self._made(_SETS, other_labels=True)
-        _must_take(self.predictor_, codes[held], len(self.classes_))
+        self.predictor_ = self._new_predictor(_SETS, other_labels=True)
+        _check_codes(self.predictor_, codes[held], len(self.classes_))
         self.predictor_.calibrate(self.source_.inputs(take(x, held)), codes[held])
         self.choice_ = getattr(self.predictor_, "choice", None)
         return self
 
     def predict(self, X: Any) -> Array:
-        """Predict the most probable class."""
+        """Return the most probable class of each row."""
         best = self.predict_proba(X).argmax(axis=1)
         labels: Array = self.classes_[best]
         return labels
@@ -308,7 +309,7 @@ class ConformalClassifier(ClassifierMixin, _Conformal):  # type: ignore[misc]
     def predict_set(
         self, X: Any, alpha: Any = None, *, confidence_level: Any = None, **unknown: NoReturn
     ) -> Any:
-        """Return which classes are in the set of each row, shape (n, K + 1), booleans.
+        """Return a mask of the classes in the set of each row, shape (n, K + 1).
 
         The last column is "another label", one that is not in ``classes_``.
         """
@@ -319,18 +320,21 @@ class ConformalClassifier(ClassifierMixin, _Conformal):  # type: ignore[misc]
 
 
 def _codes(labels: Array, classes: Array) -> Array:
-    """Return the number of each label among the classes, and behind the last if it is none."""
+    """Return the number of each label among the classes; after the last for other labels."""
     place = {name: number for number, name in enumerate(classes.tolist())}
     return np.array([place.get(label, len(place)) for label in labels.tolist()], dtype=np.int64)
 
 
-def _must_take(predictor: Any, codes: Array, classes: int) -> None:
-    """Refuse calibration labels that say nothing, or that the predictor cannot count."""
+def _check_codes(predictor: Any, codes: Array, classes: int) -> None:
+    """Raise ValueError if all calibration labels are unknown, or the predictor refuses some."""
     unknown = int((codes == classes).sum())
     if unknown == len(codes):
-        raise ValueError("no calibration row has a label of classes_: was it trained on others?")
+        raise ValueError(
+            "no calibration row has a label in 'classes_': check that the estimator was trained on "
+            "the same labels"
+        )
     if unknown and not getattr(predictor, "other_labels", False):
         raise ValueError(
-            f"{unknown} calibration rows have a label that is not in classes_: let method make a "
-            "predictor with other_labels=True, or leave these rows out"
+            f"{unknown} calibration rows have a label that is not in 'classes_': return a "
+            "predictor with other_labels=True from 'method', or leave these rows out"
         )

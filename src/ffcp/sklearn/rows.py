@@ -1,4 +1,4 @@
-"""Rows of X in the container that the user gave, and X as numbers to learn errors from."""
+"""Row selection from any container of X, and X as a numeric matrix."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Array = np.ndarray[Any, Any]
 
 
 def as_rows(x: Any) -> Any:
-    """Return X as it came, if rows can be taken from it, else as an array.
+    """Return X unchanged if it supports row selection, else as an array.
 
     >>> as_rows(["a text", "another"])
     ['a text', 'another']
@@ -23,17 +23,17 @@ def as_rows(x: Any) -> Any:
         return x
     matrix = np.asarray(x)
     if matrix.dtype.kind in "biuf" and matrix.ndim != 2:
-        return check_array(matrix)  # which tells how to reshape it
+        return check_array(matrix)  # raises with advice on reshaping
     return matrix
 
 
 def row_count(x: Any) -> int:
-    """Return how many rows a frame, an array, a sparse matrix or a list has."""
+    """Return the number of rows of a frame, an array, a sparse matrix or a list."""
     return int(x.shape[0]) if hasattr(x, "shape") else len(x)
 
 
 def take(x: Any, rows: Array) -> Any:
-    """Return some rows, in the container of all.
+    """Return some rows, in the same type of container.
 
     >>> take(["a", "b", "c"], np.array([0, 2]))
     ['a', 'c']
@@ -44,18 +44,18 @@ def take(x: Any, rows: Array) -> Any:
 
 
 class NumericColumns:
-    """X as numbers, from which a method can learn where an estimator is likely to be wrong.
+    """X as a numeric matrix, from which a method can learn the errors of an estimator.
 
-    Numbers and dates are taken as they are, a missing one as 0, and how many are missing in a row
-    is a column of its own. Words are numbered, those of no training row with -1.
+    Numbers and dates are kept, missing values become 0, and one column counts the missing values
+    of a row. Strings are numbered; those that do not occur in the training rows are -1.
 
     Parameters
     ----------
-    x
-        X of the training rows; or of the calibration rows, without ``words``: the numbers of words
-        must not come from rows that calibrate.
-    words
-        Whether columns of words are used.
+    x : array-like
+        X of the training rows; or of the calibration rows, without ``words``: the numbers of
+        strings must not depend on calibration rows.
+    words : bool, default=True
+        Whether columns of strings are used.
 
     Examples
     --------
@@ -76,7 +76,7 @@ class NumericColumns:
                 self._words[place] = encoder.fit(_as_words(column))
 
     def __call__(self, x: Any) -> Array:
-        """Return the matrix of numbers of some rows."""
+        """Return the numeric matrix of some rows."""
         columns = _columns(x)
         known = [_as_numbers(columns[place]) for place in self._numbers]
         words = [self._words[place].transform(_as_words(columns[place])) for place in self._words]
@@ -87,7 +87,7 @@ class NumericColumns:
 
 
 def _columns(x: Any) -> dict[int, Array]:
-    """Return the columns of a frame or matrix by their place; of texts or sparse rows none."""
+    """Return the columns of a frame or matrix by position; none for texts or sparse rows."""
     if hasattr(x, "tocsr"):
         return {}
     if hasattr(x, "columns"):
@@ -97,13 +97,13 @@ def _columns(x: Any) -> dict[int, Array]:
 
 
 def _is_numeric(column: Array) -> bool:
-    """Whether all values that are there are numbers or dates."""
+    """Whether all values that are not missing are numbers or dates."""
     missing = np.array([value is None or value != value for value in column.tolist()], dtype=bool)
     return not np.isnan(_as_numbers(column[~missing])).any()
 
 
 def _as_numbers(column: Array) -> Array:
-    """Return a column in float64, dates in seconds, with NaN for what is no number."""
+    """Return a column in float64, dates in seconds, NaN for values that are not numbers."""
     if column.dtype.kind in "mM":
         values = column.astype(f"{column.dtype.kind}8[s]")
         return np.where(np.isnat(values), np.nan, values.astype(np.float64))

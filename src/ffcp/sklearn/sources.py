@@ -1,4 +1,4 @@
-"""Where predictions come from: a network, or any estimator that is not one."""
+"""Sources of predictions: torch networks, and any other estimators."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _EPOCHS, _PATIENCE, _BATCH = 200, 20, 64
 
 
 def is_fitted_already(estimator: Any) -> bool:
-    """Whether an estimator is to be taken as it is: a network, or one that is frozen."""
+    """Whether an estimator is not to be fitted: a network, or a frozen estimator."""
     return isinstance(estimator, (nn.Module, FrozenEstimator))
 
 
 def known_classes(estimator: Any, x: Any, labels: Array) -> Array:
-    """Return the classes of an estimator that is fitted already, in the order of its outputs."""
+    """Return the classes of a fitted estimator, in the order of its outputs."""
     if hasattr(estimator, "classes_"):
         return np.asarray(estimator.classes_)
     outputs = NetworkSource(estimator, classify=True).outputs(take(x, np.arange(1))).shape[-1]
@@ -35,38 +35,38 @@ def known_classes(estimator: Any, x: Any, labels: Array) -> Array:
         return np.arange(outputs)
     if len(present) != outputs:
         sizes = f"{outputs} outputs and calibration rows {len(present)} labels"
-        raise ValueError(f"the network has {sizes}: set network.classes_, an array")
+        raise ValueError(f"the network has {sizes}: set its attribute 'classes_', an array")
     return present
 
 
 class NetworkSource:
-    """A torch network: it has layers and gradients, so every method serves it."""
+    """A torch network, which has layers and gradients, so every method supports it."""
 
     def __init__(self, network: nn.Module, classify: bool) -> None:
         self.model, self._requires = network, Requires(logits=classify)
 
     @staticmethod
     def array(x: Any) -> Array:
-        """Return X as numbers in float32, or refuse words."""
+        """Return X in float32; raise if it has strings."""
         values = numbers(x if hasattr(x, "columns") else np.asarray(x), "X")
         return np.ascontiguousarray(values, dtype=np.float32)
 
     def inputs(self, x: Any) -> Tensor:
-        """Return what the predictor takes."""
+        """Return the input of the predictor."""
         return torch.from_numpy(self.array(x))
 
     def outputs(self, x: Any) -> Array:
-        """Run the network: numbers (n,), or logits (n, K)."""
+        """Return the network's outputs: numbers (n,), or logits (n, K)."""
         outs = forward.over(self.model, self.inputs(x), self._requires)
         result = torch.cat([out.output for out in outs])
         return result.double().numpy()
 
 
 class Beside(nn.Module):
-    """Stands in for a model that was run before: its predictions are the first column of the input.
+    """A model whose precomputed predictions are the first column of its input.
 
-    The other columns are what it predicted from, so that a method can learn where it errs.
-    Nothing is computed here that a gradient could go through.
+    The other columns are the features, from which a method can learn its errors. There is no
+    gradient.
 
     >>> Beside()(torch.tensor([[7.0, 1.0, 2.0]]))
     tensor([7.])
@@ -80,21 +80,21 @@ class Beside(nn.Module):
 
 
 class StoredSource:
-    """An estimator without gradients: its predictions, and its input, are all there is to see."""
+    """An estimator without gradients, of which only predictions and inputs are known."""
 
     def __init__(self, estimator: Any, classes: Array | None, columns: NumericColumns) -> None:
         self.estimator, self.classes, self.columns = estimator, classes, columns
         self.model: nn.Module = Beside() if classes is None else Stored()
 
     def inputs(self, x: Any) -> Tensor:
-        """Return what the predictor takes: predictions, and beside numbers what they come from."""
+        """Return the input of the predictor: predictions, and for regression the features."""
         result = self.outputs(x)
         if self.classes is None:
             result = np.column_stack([result, self.columns(x)])
         return torch.from_numpy(result)
 
     def outputs(self, x: Any) -> Array:
-        """Ask the estimator: numbers (n,), or logarithms of probabilities (n, K)."""
+        """Return the estimator's predictions (n,), or the logarithms of probabilities (n, K)."""
         if self.classes is None:
             return np.asarray(self.estimator.predict(x), dtype=np.float64).reshape(row_count(x))
         shares = np.asarray(self.estimator.predict_proba(x), dtype=np.float64)
@@ -105,16 +105,15 @@ Source = NetworkSource | StoredSource
 
 
 def source(estimator: Any, x: Any, y: Array, classes: Array | None, seed: int) -> Source:
-    """Fit an estimator to training rows, unless it is fitted already.
+    """Return the source of an estimator, fitted on training rows unless it is fitted already.
 
     Parameters
     ----------
-    estimator
-        A trained network, a skorch network, a function that makes a network for a number of
-        inputs, or any estimator of scikit-learn, which is given X as it came.
+    estimator : estimator, nn.Module or callable
+        A trained network, a skorch network, a function from a number of inputs to a network, or
+        any estimator of scikit-learn, which is passed X unchanged.
     x, y
-        The training rows, ``y`` as codes of classes; for an estimator that is fitted already the
-        rows that calibrate.
+        The training rows, ``y`` as class numbers; for a fitted estimator the calibration rows.
     """
     classify = classes is not None
     if isinstance(estimator, nn.Module):
@@ -122,7 +121,7 @@ def source(estimator: Any, x: Any, y: Array, classes: Array | None, seed: int) -
     if not hasattr(estimator, "fit"):
         network = estimator(NetworkSource.array(x).shape[1]) if callable(estimator) else None
         if not isinstance(network, nn.Module):
-            raise TypeError(f"estimator={estimator!r}: expected an estimator or a network")
+            raise TypeError(f"'estimator' must be an estimator or a network, got {estimator!r}")
         network = network if classes is None else _for_classes(network, x, len(classes))
         return NetworkSource(_trained(network, x, y, classify, seed), classify)
     fitted, is_frozen = clone(estimator), isinstance(estimator, FrozenEstimator)
@@ -134,19 +133,19 @@ def source(estimator: Any, x: Any, y: Array, classes: Array | None, seed: int) -
         return NetworkSource(network, classify)
     if classes is not None and not hasattr(fitted, "predict_proba"):
         name = type(estimator).__name__
-        raise TypeError(f"{name} has no predict_proba: wrap it in CalibratedClassifierCV")
+        raise TypeError(f"{name!r} has no predict_proba: wrap it in CalibratedClassifierCV")
     return StoredSource(fitted, classes, NumericColumns(x, words=not is_frozen))
 
 
 def _for_estimator(estimator: Any, x: Any, y: Array, classes: Array | None) -> tuple[Any, Array]:
-    """Return X and y as the estimator takes them: networks of skorch want float32 and codes."""
+    """Return X and y for the estimator: networks of skorch need float32 and class numbers."""
     if hasattr(estimator, "module") and hasattr(estimator, "initialize"):
         return NetworkSource.array(x), y.astype(np.float32)[:, None] if classes is None else y
     return x, y if classes is None else classes[y]
 
 
 class FirstOutputs(nn.Module):
-    """A network of which the first outputs count.
+    """A network restricted to its first outputs.
 
     >>> FirstOutputs(nn.Identity(), 2)(torch.tensor([[7.0, 1.0, 2.0]]))
     tensor([[7., 1.]])
@@ -163,15 +162,15 @@ class FirstOutputs(nn.Module):
 
 
 def _for_classes(network: nn.Module, x: Any, classes: int) -> nn.Module:
-    """Return a network with an output for each class; it may have had more, for others."""
+    """Return a network with one output per class; additional outputs are cut off."""
     outputs = NetworkSource(network, classify=True).outputs(take(x, np.arange(1))).shape[-1]
     if outputs < classes:
-        raise ValueError(f"the network has {outputs} outputs, and training rows {classes} classes")
+        raise ValueError(f"the network has {outputs} outputs, expected {classes}, one per class")
     return network if outputs == classes else FirstOutputs(network, classes)
 
 
 def _trained(network: nn.Module, x: Any, y: Array, classify: bool, seed: int) -> nn.Module:
-    """Train a new network; a tenth of the rows stops the training."""
+    """Return the network after training; a tenth of the rows is used for early stopping."""
     rows = torch.from_numpy(NetworkSource.array(x))
     target = torch.from_numpy(y.astype(np.int64) if classify else y.astype(np.float32))
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))

@@ -1,11 +1,11 @@
-"""Your own table in, bands out: the ``ffcp fit`` command in Python, by the extra ``tables``.
+"""Prediction intervals for tables, the ``ffcp fit`` command in Python (extra ``tables``).
 
 Examples
 --------
 >>> from ffcp import tables
 >>> fitted = tables.fit("houses.csv", "price")  # doctest: +SKIP
 >>> fitted.save("houses.ffcp")  # doctest: +SKIP
->>> bands = tables.load("houses.ffcp").predict("new.csv")  # doctest: +SKIP
+>>> intervals = tables.load("houses.ffcp").predict("new.csv")  # doctest: +SKIP
 """
 
 from ffcp.extras import needed

@@ -1,4 +1,4 @@
-"""Cells of a column as numbers, dates or words, whatever they came as; and which are missing."""
+"""Conversion of the cells of a column to numbers, dates or strings."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import numpy as np
 import pandas as pd
 from pandas.api import types
 
-# What stands for a value that is not known, in any spelling of its letters.
+# Cells that mean a missing value, in lower case.
 MISSING = frozenset(
     ["", "na", "n/a", "#n/a", "#na", "<na>", "nan", "-nan", "null", "none", "nat", "?", "#null!"]
 )
 ISO = "ISO8601"
 _QUOTED = 40  # characters of a cell in a message
-# Where commas are decimal signs: whole groups of three between points, 1.234.567,8, and no other.
+# With decimal commas, points may only separate groups of three digits: 1.234.567,8.
 _GROUPED = r"\s*[+-]?\d{1,3}(?:\.\d{3})+(?:,\d*)?\s*"
-_DATE = r"\d{4}|\d\D+\d+\D+\d"  # in every date, whatever its form: a year, or three numbers
+_DATE = r"\d{4}|\d\D+\d+\D+\d"  # every date has a year, or three numbers
 _TIMES = ("", " %H:%M", " %H:%M:%S", " %I:%M %p")
-# Tried one after the other; the first that reads every cell is taken.
+# Tried in this order; the first that reads every cell is used.
 FORMATS = (
     ISO,
     *(
@@ -31,34 +31,34 @@ FORMATS = (
 
 
 def is_number(series: pd.Series) -> bool:
-    """Whether a column is of a numeric type; booleans are words."""
+    """Whether a column is of a numeric type; booleans are not."""
     return bool(types.is_numeric_dtype(series) and not _is_other(series))
 
 
 def _is_other(series: pd.Series) -> bool:
-    """Whether a column holds neither text nor numbers, but dates, truth values or the like."""
+    """Whether a column holds neither text nor numbers, but dates, booleans or complex numbers."""
     if types.is_object_dtype(series):
         return bool(types.infer_dtype(series, skipna=True) == "boolean")
     return is_date(series) or types.is_bool_dtype(series) or types.is_complex_dtype(series)
 
 
 def is_date(series: pd.Series) -> bool:
-    """Whether a column is of a type of dates."""
+    """Whether a column is of a datetime type."""
     return bool(types.is_datetime64_any_dtype(series))
 
 
 def words(series: pd.Series) -> np.ndarray[Any, Any]:
-    """Return the cells as words without blanks around them, ``""`` where one is missing.
+    """Return the cells as stripped strings, ``""`` if missing.
 
     >>> words(pd.Series([" red", None, 3.0, "NA", True])).tolist()
     ['red', '', '3', '', 'True']
     """
     if is_date(series):
         series = series.dt.strftime("%Y-%m-%dT%H:%M:%S")
-    if isinstance(series.dtype, pd.StringDtype):  # text, whose words often repeat
+    if isinstance(series.dtype, pd.StringDtype):  # text often repeats: convert each word once
         codes, levels = pd.factorize(series)
         found: np.ndarray[Any, Any] = np.array([*map(_word, levels), ""], dtype=object)[codes]
-        return found  # of code -1, a missing cell, the last
+        return found  # the code of a missing cell is -1, the last
     return np.array([_word(cell) for cell in series.astype(object)], dtype=object)
 
 
@@ -72,7 +72,7 @@ def _word(cell: Any) -> str:
 
 
 def spelled(value: Any) -> str:
-    """Spell a number as a table would: 3 for 3.0, and large whole numbers with all digits."""
+    """Return a number as text: 3 for 3.0, and large integers with all digits."""
     if value is None or value is pd.NA or value != value:
         return ""
     if isinstance(value, (int, np.integer)):
@@ -81,7 +81,7 @@ def spelled(value: Any) -> str:
 
 
 def quoted(cell: Any) -> str:
-    """Quote a cell in a message, a long one by its beginning.
+    """Return a cell in quotes for a message, shortened if it is long.
 
     >>> quoted("red"), quoted("x" * 5000)
     ("'red'", "'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx'... (5,000 characters)")
@@ -93,12 +93,12 @@ def quoted(cell: Any) -> str:
 
 
 def listed(names: list[str]) -> str:
-    """Quote the first names in a message."""
+    """Return the first names in quotes for a message."""
     return ", ".join(map(quoted, names[:10])) + (" and others" if len(names) > 10 else "")
 
 
 def numbers(series: pd.Series, decimal: str = ".") -> tuple[np.ndarray[Any, Any], ...]:
-    """Read cells as numbers: values (NaN where there is none), which are missing, which are bad.
+    """Return cells as numbers (NaN if there is none), which are missing, and which are bad.
 
     >>> values, missing, bad = numbers(pd.Series(["1.5", "", "many", "inf"]))
     >>> values.tolist()
@@ -116,15 +116,15 @@ def numbers(series: pd.Series, decimal: str = ".") -> tuple[np.ndarray[Any, Any]
         text = _with_points(text) if decimal == "," else text
         values = pd.to_numeric(text, errors="coerce").to_numpy(np.float64, na_value=np.nan)
         missing = np.isnan(values)
-        missing[missing] = words(series[missing]) == ""  # only these are looked at one by one
+        missing[missing] = words(series[missing]) == ""  # only these are checked one by one
     bad = ~missing & ~np.isfinite(values)
     return np.where(np.isfinite(values), values, np.nan), missing, bad
 
 
 def read_once(frame: pd.DataFrame, but: str | None = None) -> pd.DataFrame:
-    """Return the table with text that is numbers in every row as numbers, save one column.
+    """Return the table with all-numeric text columns converted, except one column.
 
-    A fit looks at a column several times, and reading text takes longest.
+    A fit reads a column several times, and converting text is slow.
 
     >>> read_once(pd.DataFrame({"a": ["1", "2.5"], "b": ["007", "1"], "c": ["3", ""]}), "b").dtypes
     a    float64
@@ -141,7 +141,7 @@ def read_once(frame: pd.DataFrame, but: str | None = None) -> pd.DataFrame:
 
 
 def _with_points(text: pd.Series) -> pd.Series:
-    """Write decimal commas as points; what has points elsewhere, a date perhaps, is no number.
+    """Return text with decimal commas as points; ``""`` for cells with other points, as dates.
 
     >>> _with_points(pd.Series(["1,5", "1.234,5", "01.02.2020", "1.5"])).tolist()
     ['1.5', '1234.5', '', '']
@@ -153,7 +153,7 @@ def _with_points(text: pd.Series) -> pd.Series:
 
 
 def dates(series: pd.Series, form: str = ISO) -> tuple[np.ndarray[Any, Any], ...]:
-    """Read cells as dates, as seconds since 1970 (NaN where there is none); missing; bad.
+    """Return cells as seconds since 1970 (NaN if there is none), which are missing, which bad.
 
     >>> seconds, missing, bad = dates(pd.Series(["1970-01-02", "NA", "soon"]))
     >>> seconds.tolist()
@@ -169,14 +169,14 @@ def dates(series: pd.Series, form: str = ISO) -> tuple[np.ndarray[Any, Any], ...
         missing = (text == "").to_numpy()
         read = pd.to_datetime(text.where(~missing, None), format=form, errors="coerce", utc=True)
     bad = ~missing & read.isna().to_numpy()
-    # Not by nanoseconds, which end in 2262: "9999-12-31" is a date, too.
+    # In microseconds: nanoseconds end in 2262, and "9999-12-31" is a valid date.
     micros = read.dt.tz_localize(None).to_numpy().astype("datetime64[us]")
     seconds = np.where(np.isnat(micros), np.nan, micros.astype(np.int64) / 1e6)
     return seconds, missing, bad
 
 
 def date_format(series: pd.Series) -> str | None:
-    """Return the form in which all cells are dates; ``None`` if there is none."""
+    """Return the format in which all cells are dates; ``None`` if there is none."""
     if is_date(series):
         return ISO
     text = pd.Series(words(series), dtype=object)

@@ -1,7 +1,7 @@
-"""What is wrong with a table or with the folder of a fit, in words that say what to do."""
+"""The error for tables and folders of fits that cannot be used."""
 
 from __future__ import annotations
 
 
 class TableError(ValueError):
-    """A table, a folder or an option that cannot be used; says which, why, and what to do."""
+    """A table, a folder or an option cannot be used; the message names it and what to do."""

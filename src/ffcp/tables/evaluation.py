@@ -1,4 +1,4 @@
-"""How bands and label sets did on rows whose target is known."""
+"""Coverage and size of intervals and label sets on rows with known targets."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from ffcp.tables.columns import CATEGORY, NUMBER, Columns
 from ffcp.tables.errors import TableError
 
 Array = np.ndarray[Any, Any]
-_LEVELS = 6  # of a category that are shown
-_SMALLEST = 20  # rows; a slice with fewer says nothing
-_CLASSIFIED = 200  # rows; from fewer nothing is learned of where they are covered
+_LEVELS = 6  # levels of a category that are reported
+_SMALLEST = 20  # rows; smaller slices are not reported
+_CLASSIFIED = 200  # rows; with fewer the excess risk is not computed
 
 
 @dataclass(frozen=True)
 class Part:
-    """Coverage among some rows, with an interval, and the mean size of their bands or sets.
+    """Coverage of some rows, with a confidence interval, and their mean length or set size.
 
-    ``size`` is that of finite bands, ``None`` where there is none.
+    ``size`` is that of finite intervals, ``None`` if there are none.
     """
 
     column: str
@@ -46,14 +46,14 @@ class Part:
 
 @dataclass(frozen=True)
 class Measured:
-    """What was found on rows with a target.
+    """The results on rows with a target.
 
-    ``size`` is the mean length of finite bands, or the mean number of labels; ``score`` the mean
-    interval score, ``None`` where there is none. ``of_groups`` counts the rows of each group that
-    the fit has thresholds for, in their order. ``seen`` is the share of rows that trained or
-    calibrated the fit, 0 where nobody can tell. ``excess`` is the excess risk of the target
-    coverage with its interval (:func:`ffcp.metrics.excess_risk`), ``None`` for fewer than 200 rows,
-    or without LightGBM.
+    ``size`` is the mean length of finite intervals, or the mean number of labels; ``score`` the
+    mean interval score, ``None`` if there is none. ``of_groups`` are the numbers of rows of the
+    groups with their own thresholds, in order. ``seen`` is the share of rows that were used for
+    training or calibration, 0 if unknown. ``excess`` is the excess risk of the target coverage
+    with its confidence interval (:func:`ffcp.metrics.excess_risk`), ``None`` for fewer than 200
+    rows, or without LightGBM.
     """
 
     rows: int
@@ -72,7 +72,7 @@ class Measured:
 
 
 def joined(labels: Sequence[str]) -> str:
-    r"""Write labels in one cell, with bars between; a bar within a label gets a backslash.
+    r"""Return labels as one cell, separated by ``|``, which is escaped by a backslash in labels.
 
     >>> print(joined(["dear", "a|b"]), labels_of(joined(["dear", "a|b"])))
     dear|a\|b ['dear', 'a|b']
@@ -81,44 +81,45 @@ def joined(labels: Sequence[str]) -> str:
 
 
 def labels_of(text: str) -> list[str]:
-    """Read labels from the cell that :func:`joined` wrote."""
+    """Return the labels of a cell that :func:`joined` wrote."""
     escaped = re.findall(r"(?:\\.|[^|\\])+", text, re.DOTALL)
     return [re.sub(r"\\(.)", r"\1", label, flags=re.DOTALL) for label in escaped]
 
 
-def covered(bands: pd.DataFrame, y: Array, classes: Sequence[str]) -> Array:
-    """Return which rows are covered; ``bands`` is what a fitted table predicts.
+def covered(predictions: pd.DataFrame, y: Array, classes: Sequence[str]) -> Array:
+    """Return which rows are covered by the predictions of a fitted table.
 
-    A label that is none of the classes is in the sets that hold another label.
+    A label that is none of the classes is in the sets that hold "another label".
     """
-    if "labels" not in bands:
-        inside: Array = (bands["lower"].to_numpy() <= y) & (y <= bands["upper"].to_numpy())
+    if "labels" not in predictions:
+        lower, upper = predictions["lower"].to_numpy(), predictions["upper"].to_numpy()
+        inside: Array = (lower <= y) & (y <= upper)
         return inside
     known = set(classes)
-    truth = [label if label in known else LabelSet.OTHER for label in y]
-    pairs = zip(truth, bands["labels"], strict=True)
+    labels = [label if label in known else LabelSet.OTHER for label in y]
+    pairs = zip(labels, predictions["labels"], strict=True)
     return np.array([label in labels_of(text) for label, text in pairs], dtype=bool)
 
 
 def measure(
     fitted: Any,
-    bands: pd.DataFrame,
+    predictions: pd.DataFrame,
     y: Array,
     frame: pd.DataFrame,
     alpha: Any,
     group: str | None = None,
 ) -> Measured:
-    """Measure what a fitted table predicts for rows of a frame, whose targets are ``y``.
+    """Return coverage and size of the predictions for rows of a frame with targets ``y``.
 
-    Rows without a band are counted apart.
+    Rows without a prediction are counted separately.
     """
-    about, has = fitted.about, bands["prediction"].notna().to_numpy()
+    about, has = fitted.about, predictions["prediction"].notna().to_numpy()
     if not has.any():
-        raise TableError(f"no row can be predicted; the first: {bands['reason'].iloc[0]}")
-    bands, y, frame = bands[has], y[has], frame[has]
-    hits = covered(bands, y, about.classes).astype(np.float64)
-    lengths = bands["size"] if about.classes else bands["upper"] - bands["lower"]
-    size = lengths.to_numpy(np.float64)
+        raise TableError(f"no row can be predicted; the first: {predictions['reason'].iloc[0]}")
+    predictions, y, frame = predictions[has], y[has], frame[has]
+    hits = covered(predictions, y, about.classes).astype(np.float64)
+    sizes = predictions["size"] if about.classes else predictions["upper"] - predictions["lower"]
+    size = sizes.to_numpy(np.float64)
     share = metrics.Coverage(float(hits.mean()), len(hits))
     finite = np.isfinite(size)
     groups, own = (
@@ -129,7 +130,7 @@ def measure(
     by_column = [one for one in _slices(frame, fitted.columns[0]) if one[2].sum() >= _SMALLEST]
     score = None
     if not about.classes and finite.all():
-        ends = bands["lower"].to_numpy(), bands["upper"].to_numpy()
+        ends = predictions["lower"].to_numpy(), predictions["upper"].to_numpy()
         score = float(metrics.interval_score(ends, y, alpha))
     return Measured(
         rows=len(hits),
@@ -150,7 +151,7 @@ def measure(
 def _excess(
     hits: Array, columns: Columns, frame: pd.DataFrame, alpha: Any
 ) -> tuple[float, ...] | None:
-    """Measure how far coverage depends on the columns, where that can be."""
+    """Return the excess risk with its confidence interval; None if it cannot be computed."""
     if len(hits) < _CLASSIFIED or find_spec("lightgbm") is None:
         return None
     found = excess_of(hits, columns.encode(frame).x.numpy(), alpha)
@@ -158,18 +159,18 @@ def _excess(
 
 
 def _parts(slices: list[tuple[str, str, Array]], hits: Array, size: Array) -> tuple[Part, ...]:
-    """Measure slices of the rows, with intervals that hold for all of them at once.
+    """Return the coverage of slices, with simultaneous confidence intervals.
 
-    Slices share rows, so their errors are added up (Bonferroni), and each interval is exact: at
-    such small errors approximate ones miss several times as often as they say.
+    Slices share rows, so the correction is Bonferroni's, and each interval is exact: at error
+    probabilities this small, approximate intervals fail several times too often.
     """
-    made = []
-    interval = functools.cache(metrics.clopper_pearson)  # many slices are alike
+    parts = []
+    interval = functools.cache(metrics.clopper_pearson)  # many slices have equal counts
     for column, value, rows in slices:
         found, count = int(hits[rows].sum()), int(rows.sum())
         ends = interval(found, count, 1 - 0.05 / len(slices))
-        made.append(Part(column, value, count, found / count, *ends, _mean(size[rows])))
-    return tuple(made)
+        parts.append(Part(column, value, count, found / count, *ends, _mean(size[rows])))
+    return tuple(parts)
 
 
 def _mean(size: Array) -> float | None:
@@ -179,7 +180,7 @@ def _mean(size: Array) -> float | None:
 
 
 def _slices(frame: pd.DataFrame, columns: Columns) -> Iterator[tuple[str, str, Array]]:
-    """Cut rows by every column: numbers and dates in thirds, categories by their levels."""
+    """Yield slices of the rows by every column: thirds of numbers and dates, and levels."""
     for column in columns.used:
         series = frame[column.name]
         if column.kind == CATEGORY:
@@ -202,7 +203,7 @@ def _slices(frame: pd.DataFrame, columns: Columns) -> Iterator[tuple[str, str, A
 
 
 def _days(seconds: Array) -> str:
-    """Name the first and the last day of some.
+    """Return the first and the last day.
 
     >>> _days(np.array([86_400.0, 0.0]))
     '1970-01-01 to 1970-01-02'
@@ -212,20 +213,20 @@ def _days(seconds: Array) -> str:
 
 
 def chance_of_fewer(covered_rows: int, groups: Sequence[tuple[int, int]], alpha: Any) -> float:
-    """Return the chance of at most so many covered rows, had nothing changed.
+    """Return the probability of at most this many covered rows without drift: a p-value.
 
     With n calibration scores, the coverage of split conformal prediction follows
     Beta(k, n + 1 - k), so that the number of covered rows is beta-binomial; with groups that
-    have thresholds of their own, it is a sum of such numbers.
+    have their own thresholds, it is a sum of beta-binomial numbers.
 
     Parameters
     ----------
-    covered_rows
-        How many rows were covered, of all groups together.
-    groups
-        For each group how many of its rows were measured, and how many calibrated it.
-    alpha
-        Share of misses allowed.
+    covered_rows : int
+        Number of covered rows, over all groups.
+    groups : sequence of (int, int)
+        For each group the number of its rows here, and of its calibration rows.
+    alpha : float
+        Allowed share of misses.
 
     Examples
     --------
@@ -238,8 +239,8 @@ def chance_of_fewer(covered_rows: int, groups: Sequence[tuple[int, int]], alpha:
         return 1.0
     laws = [_law(rows, calibrated, alpha) for rows, calibrated in groups if rows]
     size = sum(len(law) - 1 for law in laws) + 1
-    spectra = torch.stack([torch.fft.rfft(law, size) for law in laws])  # their product is of sums
-    law = torch.fft.irfft(spectra.prod(dim=0), size).clamp(min=1e-18)  # it rounds at about 1e-17
+    spectra = torch.stack([torch.fft.rfft(law, size) for law in laws])  # the product convolves
+    law = torch.fft.irfft(spectra.prod(dim=0), size).clamp(min=1e-18)  # rounding is about 1e-17
     return min(1.0, float(law[: covered_rows + 1].sum()))
 
 

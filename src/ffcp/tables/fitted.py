@@ -1,4 +1,4 @@
-"""A fitted table: networks, their calibration, and all that was decided; bands for new rows."""
+"""A fitted table: networks, calibration and decisions, with predictions for new rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ffcp import LabelSet
 from ffcp.conformal.rank import exact_alpha, requested_alpha
 from ffcp.online.monitor import Monitor
-from ffcp.tables import cells, evaluation, seen, table_io, targets
+from ffcp.tables import cells, evaluation, fit_rows, table_io, targets
 from ffcp.tables import folder as folders
 from ffcp.tables.columns import Columns
 from ffcp.tables.errors import TableError
@@ -26,16 +26,16 @@ from ffcp.tables.targets import Target
 from ffcp.tables.training import Training
 from ffcp.warnings import FFCPWarning
 
-#: Rows per pass: what 16 members compute of them fits into some ten megabytes.
+#: Rows per pass: the activations of 16 members fit into about ten megabytes.
 BATCH = 1024
 Array = np.ndarray[Any, Any]
 _ENDS = ("lower", "upper")
-_WATCHED = 10_000  # rows in no order: more take their time and tell little
+_WATCHED = 10_000  # unordered rows in the drift test: more are slow and add little
 
 
 @dataclass(frozen=True)
 class About:
-    """What a fit is and how it was made, in plain values: the content of its JSON file."""
+    """The description of a fit as plain data, the content of its JSON file."""
 
     version: str
     source: str
@@ -59,15 +59,15 @@ class About:
     tested: Measured | None
 
     def __post_init__(self) -> None:
-        """Refuse, by ValueError, what a fit cannot have written."""
+        """Raise ValueError for values that a fit cannot have written."""
         exact_alpha(self.alpha)
         low, high = self.support
         rises = low is None or high is None or low < high
         if not (rises and self.scale > 0 and len(self.classes) != 1 and self.folds != 1):
-            raise ValueError("what it says of itself cannot be")
+            raise ValueError("'about' has an impossible support, scale, classes or folds")
 
     def clipped(self, values: Array) -> Array:
-        """Return values, or the end of the support that they lie beyond."""
+        """Return values, clipped to the support."""
         low, high = (np.nan if end is None else end for end in self.support)
         inside: Array = np.fmin(np.fmax(values, low), high)
         return inside
@@ -75,27 +75,27 @@ class About:
 
 @dataclass
 class Predicted:
-    """New columns for the rows of a table, with their index, and remarks about all of it."""
+    """The new columns for the rows of a table, with their index, and remarks."""
 
-    bands: pd.DataFrame
+    columns: pd.DataFrame
     remarks: list[str]
 
     @property
     def rows(self) -> int:
-        """How many rows there are."""
-        return len(self.bands)
+        """The number of rows."""
+        return len(self.columns)
 
     @property
     def empty(self) -> int:
-        """How many of them could not be predicted."""
-        return int(self.bands["prediction"].isna().sum())
+        """The number of rows that could not be predicted."""
+        return int(self.columns["prediction"].isna().sum())
 
 
 class FittedTable:
-    """Bands or label sets for the rows of a table; what :func:`ffcp.tables.fit` returns.
+    """Prediction intervals or label sets for the rows of a table, by :func:`ffcp.tables.fit`.
 
-    ``about`` says what it is and how it did on its test rows, ``columns`` what every column is
-    taken for (one list for every network: folds learn their own).
+    ``about`` describes the fit and its test results, ``columns`` the columns as each network
+    encodes them (folds learn their own).
     """
 
     def __init__(
@@ -104,12 +104,12 @@ class FittedTable:
         columns: list[Columns],
         networks: list[nn.Module],
         predictor: Any,
-        seen: Tensor,
+        row_hashes: Tensor,
     ) -> None:
         self.about, self.columns = about, columns
         self.networks, self.predictor = networks, predictor
-        self.seen = seen  # hashes of rows of the fit
-        self.report: str | None = None  # the page, where one was just made
+        self.row_hashes = row_hashes  # of training and calibration rows
+        self.report: str | None = None  # the HTML report, right after fitting
 
     def __repr__(self) -> str:
         about = self.about
@@ -119,7 +119,7 @@ class FittedTable:
 
     @property
     def kind(self) -> str:
-        """What files of predictions are called after: ``"sets"`` or ``"intervals"``."""
+        """The kind of predictions, which names their files: ``"sets"`` or ``"intervals"``."""
         return "sets" if self.about.classes else "intervals"
 
     # -- predicting -------------------------------------------------------------------------
@@ -131,52 +131,52 @@ class FittedTable:
 
         Parameters
         ----------
-        table
+        table : DataFrame, path or pandas-like
             A frame, or the path of a table.
-        alpha
-            Share of misses allowed; by default that of the fit.
-        confidence_level
-            In place of ``alpha``: the coverage asked for, 1 - alpha.
+        alpha : float, default=None
+            Allowed share of misses; by default that of the fit.
+        confidence_level : float, default=None
+            Instead of ``alpha``: the required coverage, 1 - alpha.
 
         Returns
         -------
         DataFrame
-            With the index of the table. A prediction lies in its interval: where the network's
-            mean does not, as that of a long tail may, it is the nearer end. A row that cannot be
-            predicted has empty cells, and its ``reason`` says why.
+            With the index of the table. A prediction lies in its interval: if the network's mean
+            does not, as can happen with a long tail, it is the nearer end. A row that cannot be
+            predicted has empty cells and a ``reason``.
         """
         alpha = self._level(alpha, confidence_level, **unknown)
-        made = self.predicted(_frame(table), alpha)
-        for remark in made.remarks:
+        predicted = self.predicted(_frame(table), alpha)
+        for remark in predicted.remarks:
             warnings.warn(remark, FFCPWarning, stacklevel=2)
-        return made.bands
+        return predicted.columns
 
     def predicted(self, frame: pd.DataFrame, alpha: Any = None, first_row: int = 0) -> Predicted:
-        """Predict the rows of a frame, which are these rows of a larger table.
+        """Return predictions for the rows of a frame, from ``first_row`` of a larger table.
 
-        Where there is a reason, other cells are empty; an infinite end that was not asked for has
-        a reason, too.
+        Rows with a reason have empty cells otherwise; but an infinite end that ``side`` does not
+        explain has a reason, too.
         """
         about = self.about
         x, groups, reasons, remarks = self._encode(frame, is_first=first_row == 0)
         usable = reasons == ""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", FFCPWarning)
-            made = {}
+            columns = {}
             if usable.any():
                 given = {} if groups is None else {"groups": groups[usable]}
                 rows = x[torch.from_numpy(usable)]
-                made = self._columns(rows, self._level(alpha), given, first_row)
-        said = [str(warning.message) for warning in caught if warning.category is FFCPWarning]
+                columns = self._columns(rows, self._level(alpha), given, first_row)
+        messages = [str(warning.message) for warning in caught if warning.category is FFCPWarning]
         names = ("prediction", "labels", "size") if about.classes else ("prediction", *_ENDS)
         numbers = {"size": "Int64"} if about.classes else dict.fromkeys(names, float)
-        table = pd.DataFrame(made, np.flatnonzero(usable), names)
+        table = pd.DataFrame(columns, np.flatnonzero(usable), names)
         table = table.reindex(range(len(frame))).astype(numbers).set_axis(frame.index)
         table["reason"] = reasons
-        wanted = [end for end in _ENDS if end in made and about.side in (end, "both", "each")]
-        why = next((one for one in said if "infinite" in one), "too few calibration rows")
+        wanted = [end for end in _ENDS if end in columns and about.side in (end, "both", "each")]
+        why = next((one for one in messages if "infinite" in one), "too few calibration rows")
         table.loc[usable & np.isinf(table[wanted]).any(axis=1), "reason"] = why
-        return Predicted(table, remarks + said)
+        return Predicted(table, remarks + messages)
 
     def _columns(
         self, x: Tensor, alpha: Fraction, given: dict[str, Any], first_row: int
@@ -187,25 +187,25 @@ class FittedTable:
             labels = sets.labels
             words = [evaluation.joined(row) for row in labels]
             return {"prediction": [row[0] for row in labels], "labels": words, "size": sets.sizes}
-        band = self.predictor.predict_interval(x, alpha, **given)
-        made: dict[str, Any] = {}
+        interval = self.predictor.predict_interval(x, alpha, **given)
+        columns: dict[str, Any] = {}
         for name in ("prediction", *_ENDS):
-            units = getattr(band, name).double().flatten().numpy()
-            made[name] = about.clipped(units * about.scale + about.centre)
-        # The mean of a long tail, or of a short training, may lie beyond the quantiles at the ends.
-        made["prediction"] = np.clip(made["prediction"], made["lower"], made["upper"])
-        return made
+            units = getattr(interval, name).double().flatten().numpy()
+            columns[name] = about.clipped(units * about.scale + about.centre)
+        # With a long tail, or after a short training, the mean may lie outside the interval.
+        columns["prediction"] = np.clip(columns["prediction"], columns["lower"], columns["upper"])
+        return columns
 
     def _level(self, alpha: Any, confidence_level: Any = None, **unknown: Any) -> Fraction:
-        """Return the share of misses asked for; by default that of the fit."""
+        """Return the requested alpha; by default that of the fit."""
         return requested_alpha(alpha, confidence_level, unknown, exact_alpha(self.about.alpha))
 
     def _encode(
         self, frame: pd.DataFrame, is_first: bool = True
     ) -> tuple[Tensor, Array | None, Array, list[str]]:
-        """Return rows as every network needs them, side by side, and their groups.
+        """Return the inputs of all networks, concatenated, and the groups of rows.
 
-        Besides, why rows cannot be predicted, ``""`` of those that can, and remarks.
+        Then the reasons why rows cannot be predicted, ``""`` for those that can, and remarks.
         """
         parts = [columns.encode(frame, is_first) for columns in self.columns]
         reasons = parts[0].reasons
@@ -218,25 +218,25 @@ class FittedTable:
             unknown = ~np.isin(groups.astype(str), np.array(self.about.groups))
             for row in np.flatnonzero(unknown & (reasons == "")):
                 name = cells.quoted(groups[row])
-                reasons[row] = f"{self.about.group}: no row of group {name} calibrated"
+                reasons[row] = f"{self.about.group}: group {name} has no calibration rows"
         return torch.cat([part.x for part in parts], dim=1), groups, reasons, list(remarks)
 
     def predict_file(
         self, table: str | Path, out: str | Path, alpha: Any = None, rows: int = table_io.CHUNK
     ) -> Iterator[Predicted]:
-        """Predict a table that may be larger than memory, part by part, into a new file.
+        """Predict a table that may be larger than memory into a new file, in parts.
 
-        Yields every part when it is written; the file is there when all of them are.
+        Yields every part when it is written; the file appears when all of them are.
         """
         folders.must_be_outside(out)
         with table_io.writer(out) as add:
             row = 0
             for frame, original in table_io.parts(table, rows):
-                made = self.predicted(frame, alpha, first_row=row)
-                taken = {name: _free(name, frame.columns) for name in made.bands}
-                add(frame, made.bands.rename(columns=taken), original)
+                predicted = self.predicted(frame, alpha, first_row=row)
+                names = {name: _free(name, frame.columns) for name in predicted.columns}
+                add(frame, predicted.columns.rename(columns=names), original)
                 row += len(frame)
-                yield made
+                yield predicted
 
     # -- checking ---------------------------------------------------------------------------
 
@@ -249,34 +249,34 @@ class FittedTable:
         confidence_level: Any = None,
         **unknown: NoReturn,
     ) -> Measured:
-        """Measure on rows whose target is known whether bands still cover, and in every group.
+        """Return coverage and size on rows whose target is known, overall and by groups.
 
         Parameters
         ----------
-        table
+        table : DataFrame, path or pandas-like
             A frame or the path of a table, with the target.
-        alpha
-            Share of misses allowed; by default that of the fit.
-        confidence_level
-            In place of ``alpha``: the coverage asked for, 1 - alpha.
-        group
-            A column by which coverage is told apart; by default that of the fit.
+        alpha : float, default=None
+            Allowed share of misses; by default that of the fit.
+        confidence_level : float, default=None
+            Instead of ``alpha``: the required coverage, 1 - alpha.
+        group : str, default=None
+            A column of groups to report by; by default that of the fit.
         """
         alpha = self._level(alpha, confidence_level, **unknown)
         known, target, remarks = self._labelled(table)
-        made = self.predicted(known, alpha)
+        predicted = self.predicted(known, alpha)
         x = self._encode(known, is_first=False)[0]
-        share = seen.share(self.seen, seen.hashes(x, self._in_units(target)))
-        if share >= seen.MOST_OF_THEM:
+        share = fit_rows.share(self.row_hashes, fit_rows.hashes(x, self._in_units(target)))
+        if share >= fit_rows.MOST_OF_THEM:
             of_fit = f"about {100 * share:.0f} % of these rows trained or calibrated this fit"
-            remarks.append(f"{of_fit}: how it covers them says little of new rows")
-        for remark in remarks + made.remarks:
+            remarks.append(f"{of_fit}: their coverage says little about new rows")
+        for remark in remarks + predicted.remarks:
             warnings.warn(remark, FFCPWarning, stacklevel=2)
-        measured = evaluation.measure(self, made.bands, target.values, known, alpha, group)
+        measured = evaluation.measure(self, predicted.columns, target.values, known, alpha, group)
         return replace(measured, seen=share)
 
     def _in_units(self, target: Target) -> Tensor:
-        """Return targets as they calibrated; what no target could be is at an end."""
+        """Return targets in the units of the network, clipped to the support."""
         about = self.about
         if not about.classes:
             target = replace(target, values=about.clipped(target.values))
@@ -289,7 +289,7 @@ class FittedTable:
         has = target.known
         if not has.any():
             given = [word for word in cells.words(frame[name]) if word]
-            first = f": {cells.quoted(given[0])} is no number" if given else ""
+            first = f": {cells.quoted(given[0])} is not a number" if given else ""
             raise TableError(f"no row has a target {name!r} to check against{first}")
         remarks = []
         if not has.all():
@@ -297,29 +297,30 @@ class FittedTable:
         known = target.some(has)
         others = known.values[~np.isin(known.values.astype(str), self.about.classes)]
         if self.about.classes and len(others):
-            new = f"{len(others)} rows have a label that no training row had, as {others[0]!r}"
+            new = f"{len(others)} rows have a label that no training row has, like {others[0]!r}"
             remarks.append(f"{new}: only sets that hold {LabelSet.OTHER!r} cover them")
         return frame[has], known, remarks
 
     def watch(self, table: Any, alpha: Any = None, time: str | None = None) -> Monitor | None:
-        """Test whether rows whose target is known are still like those that calibrated.
+        """Test for drift: whether rows with known targets are like the calibration rows.
 
         Parameters
         ----------
-        table
+        table : DataFrame, path or pandas-like
             A frame or the path of a table, with the target.
-        alpha
-            The level at which coverage is watched; by default that of the fit.
-        time
-            A column that orders the rows: a change on the way is then found as well. Without it
-            at most 10,000 come, in a random order, since a sorted file would look like change.
+        alpha : float, default=None
+            The level at which coverage is reported; by default that of the fit.
+        time : str, default=None
+            A column that orders the rows: changes between them are then detected too. Without it
+            at most 10,000 rows are used, in random order, since a sorted file would look like
+            drift.
 
         Returns
         -------
         Monitor or None
-            ``alarm`` says whether they have moved, ``table()`` by what. ``None`` where calibration
-            left no scores to compare with: folds, and unordered rows of a fit of ``each`` side.
-            Rows that cannot be predicted have no part.
+            ``alarm`` is whether drift was detected, ``table()`` has the tests. ``None`` if there
+            are no calibration scores to compare with: with folds, and for unordered rows with
+            ``side="each"``. Rows that cannot be predicted are left out.
         """
         about = self.about
         compared = not about.folds and (time is not None or about.side != "each")
@@ -333,35 +334,36 @@ class FittedTable:
             order = np.argsort(targets.times(frame, time), kind="stable")
         order = order[reasons[order] == ""]
         if not len(order):
-            raise TableError("no row could be predicted, so none can be watched")
+            first = reasons[0] if len(reasons) else "there are no rows"
+            raise TableError(f"no row can be predicted, to test for drift; the first: {first}")
         monitor = Monitor(self.predictor, self._level(alpha), seed=about.seed)
         rows = torch.from_numpy(order)
         of_each = None if groups is None else groups[order]
         return monitor.update(x[rows], self._in_units(target)[rows], groups=of_each)
 
-    def still_covers(self, made: Measured, alpha: Any = None) -> float:
-        """Return the chance of coverage this low, had nothing changed since calibration."""
+    def still_covers(self, measured: Measured, alpha: Any = None) -> float:
+        """Return the probability of coverage this low without drift: a p-value."""
         alpha = self._level(alpha)
-        hits = round(made.coverage * made.rows)
-        if self.about.folds:  # the theorem of the folds has no law: the promise is taken as exact
+        hits = round(measured.coverage * measured.rows)
+        if self.about.folds:  # no exact distribution: test against the guaranteed coverage
             alpha = min(0.999, 1 - self.predictor.guarantee(alpha))
-            return evaluation.chance_of_fewer(hits, [(made.rows, 10**9)], alpha)
-        groups = [(made.rows, self.calibrated)]
-        if made.of_groups:
+            return evaluation.chance_of_fewer(hits, [(measured.rows, 10**9)], alpha)
+        groups = [(measured.rows, self.calibrated)]
+        if measured.of_groups:
             counts = self.predictor.calibration.groups
             calibrated = [counts[name] for name in self.about.groups]
-            groups = list(zip(made.of_groups, calibrated, strict=True))
+            groups = list(zip(measured.of_groups, calibrated, strict=True))
         return evaluation.chance_of_fewer(hits, groups, alpha)
 
     @property
     def calibrated(self) -> int:
-        """How many rows calibrated; those that chose the method are not among them."""
+        """The number of calibration rows, without those used for the selection of the method."""
         return len(self.predictor.scores if self.about.folds else self.predictor.calibration)
 
     # -- files ------------------------------------------------------------------------------
 
     def save(self, folder: str | Path, *, force: bool = False) -> Path:
-        """Write the folder, see :mod:`ffcp.tables.folder`."""
+        """Write the fit to a folder, see :mod:`ffcp.tables.folder`, and return its path."""
         return folders.save(self, folder, force=force)
 
 

@@ -1,9 +1,8 @@
-"""The folder of a fit: weights and calibration in safetensors, all else in JSON, and a page.
+"""Writing of the folder of a fit: weights and calibration in safetensors, JSON, and a report.
 
-``ffcp.json`` names the other files by their checksums and is written last, in one step: a fit
-that is killed leaves what was there before, and a second one that replaces it is seen whole or
-not at all. Of two that write at once, one waits for the other. Nothing is pickled, and loading
-checks everything.
+``ffcp.json`` names the other files by their checksums and is written last, atomically: a fit
+that is killed leaves the previous one, and readers get the old or the new fit completely. If two
+write at once, one waits for the other. Nothing is pickled, and loading checks everything.
 """
 
 from __future__ import annotations
@@ -28,34 +27,36 @@ _LOCK = ".lock"
 
 
 def must_be_free(folder: str | Path, *, force: bool) -> None:
-    """Refuse a folder that holds a fit, unless ``force``, and one that is not ours, always."""
+    """Raise TableError if the folder has foreign files, or a fit without ``force``."""
     folder = Path(folder)
     must_be_outside(folder)
     if not folder.exists():
         return
     if not folder.is_dir():
-        raise TableError(f"{folder} is a file: give the name of a folder that is not there yet")
+        raise TableError(f"{folder} is a file: name a new folder")
     names = [file.name for file in folder.iterdir() if not file.name.startswith(".")]
     own = (MANIFEST, REPORT)
     foreign = [name for name in names if name not in own and not name.startswith(_OURS)]
     if foreign:
-        raise TableError(f"{folder} holds other things ({foreign[0]}): give another folder")
+        raise TableError(f"{folder} has other files ({foreign[0]!r}): name another folder")
     if MANIFEST in names and not force:
-        raise TableError(f"{folder} holds a fit already: --force replaces it, --out names another")
+        raise TableError(
+            f"{folder} already has a fit: replace it by --force, or name another folder by --out"
+        )
 
 
 def must_be_outside(path: str | Path) -> None:
-    """Refuse a place inside the folder of a fit, which holds its own files and no others."""
+    """Raise TableError for a path inside the folder of a fit, which has only its own files."""
     for folder in Path(path).resolve().parents:
         if (folder / MANIFEST).is_file():
-            raise TableError(f"{folder} holds a fit: write {path} to another place")
+            raise TableError(f"{folder} is the folder of a fit: write {path} elsewhere")
 
 
 def must_be_writable(folder: str | Path) -> None:
-    """Refuse a place where no folder can be written; to see it, a file is written and removed.
+    """Raise TableError if the folder cannot be written, by writing and removing a file.
 
-    Where the folder is not there yet, it is tried in the nearest one above it that is. So no
-    folder is made and removed again, into which another fit may just be writing.
+    If it does not exist, its nearest existing parent is tested. The folder itself is not created
+    and removed, as another fit may be writing to it.
     """
     folder = Path(folder)
     nearest = next(one for one in (folder, *folder.parents) if one.exists())
@@ -64,24 +65,24 @@ def must_be_writable(folder: str | Path) -> None:
         place.touch()
         place.unlink()
     except OSError as error:
-        said = f"{folder} cannot be written ({error.strerror}: {nearest})"
-        raise TableError(f"{said}: --out names another folder") from error
+        reason = f"{folder} cannot be written ({error.strerror}: {nearest})"
+        raise TableError(f"{reason}: name another folder by --out") from error
 
 
 def save(fitted: Any, folder: str | Path, *, force: bool = False) -> Path:
     """Write a :class:`ffcp.tables.FittedTable` to a folder."""
     folder = Path(folder)
     must_be_free(folder, force=force)
-    made = [one for one in (folder, *folder.parents) if not one.exists()]
+    created = [one for one in (folder, *folder.parents) if not one.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(folder / _LOCK):
-            must_be_free(folder, force=force)  # another may have written while this one waited
+            must_be_free(folder, force=force)  # another fit may have been written meanwhile
             _write(fitted, folder)
     except BaseException:
-        with contextlib.suppress(Exception):  # the first error is the one to tell
+        with contextlib.suppress(Exception):  # the first error is the one to raise
             _remove_others(folder)
-            for one in made:
+            for one in created:
                 (one / _LOCK).unlink(missing_ok=True)
                 one.rmdir()  # unless it holds something
         raise
@@ -93,7 +94,7 @@ def _write(fitted: Any, folder: Path) -> None:
 
     weights = nn.ModuleList(fitted.networks).state_dict()
     tensors = {name: tensor.contiguous().clone() for name, tensor in weights.items()}
-    names = {"weights": _put(folder, "weights", as_bytes({**tensors, "seen": fitted.seen}))}
+    names = {"weights": _put(folder, "weights", as_bytes({**tensors, "seen": fitted.row_hashes}))}
     scratch = folder / f".calibration.{names['weights'][8:24]}"
     try:
         with files.said_of(folder, scratch):
@@ -101,7 +102,9 @@ def _write(fitted: Any, folder: Path) -> None:
         names["calibration"] = _put(folder, "calibration", scratch.read_bytes())
     finally:
         scratch.unlink(missing_ok=True)
-    networks = [getattr(one, "network", one) for one in fitted.networks]  # of a fold: inside
+    networks = [
+        getattr(one, "network", one) for one in fitted.networks
+    ]  # those of folds are wrapped
     content = {
         "about": asdict(fitted.about),
         "columns": [columns.to_json() for columns in fitted.columns],
@@ -109,14 +112,14 @@ def _write(fitted: Any, folder: Path) -> None:
     }
     manifest = {"format": FORMAT, "files": names, "checksum": checksum(content), **content}
     files.put(folder / MANIFEST, json.dumps(manifest, allow_nan=False).encode())
-    (folder / REPORT).unlink(missing_ok=True)  # the page of another fit
+    (folder / REPORT).unlink(missing_ok=True)  # the report of the previous fit
     _remove_others(folder)
     if fitted.report is not None:
         files.put(folder / REPORT, fitted.report.encode())
 
 
 def _remove_others(folder: Path) -> None:
-    """Remove files of fits that were replaced, or not written to their end."""
+    """Remove files of replaced or incomplete fits."""
     manifest = folder / MANIFEST
     names = json.loads(manifest.read_bytes())["files"].values() if manifest.is_file() else ()
     for file in folder.iterdir():
@@ -131,7 +134,7 @@ def _put(folder: Path, kind: str, data: bytes) -> str:
 
 
 def checksum(content: Any) -> str:
-    """Return the checksum of what the manifest says."""
+    """Return the checksum of the content of the manifest."""
     return digest(json.dumps(content, allow_nan=False).encode())
 
 

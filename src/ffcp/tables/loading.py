@@ -1,4 +1,4 @@
-"""Reading the folder of a fit: all of it is checked before any of it is used."""
+"""Reading of the folder of a fit; everything is checked before it is used."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from ffcp.tables.folder import FORMAT, MANIFEST, checksum, digest
 from ffcp.tables.network import Placed, Shape, TableNetwork
 from ffcp.tables.trees import TargetTrees
 
-_REPLACED = 5  # times that a fit may be replaced while it is read
+_REPLACED = 5  # retries if the fit is replaced while it is read
 
 
 def load(folder: str | Path) -> FittedTable:
-    """Read the folder of a fit; what is damaged or foreign is a TableError.
+    """Return the fit in a folder; raise TableError if it is damaged or something else.
 
     Examples
     --------
     >>> load("nowhere.ffcp")
     Traceback (most recent call last):
-    ffcp.tables.errors.TableError: there is no finished fit in nowhere.ffcp, no ffcp.json: ...
+    ffcp.tables.errors.TableError: there is no fit in nowhere.ffcp (no ffcp.json): write one by ...
     """
     folder = Path(folder)
     if not (folder / MANIFEST).is_file():
-        raise TableError(f"there is no finished fit in {folder}, no {MANIFEST}: ffcp fit makes one")
+        raise TableError(f"there is no fit in {folder} (no {MANIFEST}): write one by ffcp fit")
     try:
         for _ in range(_REPLACED):
-            with suppress(FileNotFoundError):  # another fit has just taken its place
+            with suppress(FileNotFoundError):  # it was replaced by another fit
                 return _load(folder)
         return _load(folder)
-    except TableError:  # says all there is to say
+    except TableError:  # its message is complete
         raise
     except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
         raise TableError(f"{folder} is damaged: {error}. Copy it or run ffcp fit again") from error
@@ -49,15 +49,15 @@ def load(folder: str | Path) -> FittedTable:
 def _load(folder: Path) -> FittedTable:
     manifest = json.loads((folder / MANIFEST).read_bytes())
     if (form := manifest["format"]) != FORMAT:
-        raise TableError(f"{folder} is of version {form}, expected {FORMAT}: run ffcp fit again")
+        raise TableError(f"{folder} has format {form!r}, expected {FORMAT!r}: run ffcp fit again")
     content = {name: manifest[name] for name in ("about", "columns", "shapes")}
     if checksum(content) != manifest["checksum"]:
-        raise ValueError(f"{MANIFEST} was changed: its checksum is another")
+        raise ValueError(f"{MANIFEST} was changed: its checksum differs")
     about: About = files.rebuilt(About, content["about"])
     columns = [Columns.from_json(one) for one in content["columns"]]
     shapes: tuple[Shape, ...] = files.rebuilt(tuple[Shape, ...], content["shapes"])
     if len(columns) != max(1, about.folds):
-        raise ValueError("it has not one list of columns for each network")
+        raise ValueError("expected one list of columns for each network")
     data = {kind: _checked(folder, manifest["files"], kind) for kind in ("weights", "calibration")}
     networks, rows = _networks(about, columns, shapes, data["weights"])
     path = folder / manifest["files"]["calibration"]
@@ -67,24 +67,24 @@ def _load(folder: Path) -> FittedTable:
     else:
         predictor = ffcp.load(path, networks[0])
     if not hasattr(predictor, "predict_set" if about.classes else "predict_interval"):
-        raise ValueError("its calibration is of another task")
+        raise ValueError("'calibration' is of another task")
     return FittedTable(about, columns, networks, predictor, rows)
 
 
 def _checked(folder: Path, names: Any, kind: str) -> bytes:
     name = names[kind]
     if not isinstance(name, str) or Path(name).name != name or not name.startswith(f"{kind}-"):
-        raise ValueError(f"{MANIFEST} names no file of {kind}")
+        raise ValueError(f"{MANIFEST} does not name a file of {kind!r}")
     data = (folder / name).read_bytes()
     if name != f"{kind}-{digest(data)[:32]}.safetensors":
-        raise ValueError(f"{name} was changed: its checksum is another")
+        raise ValueError(f"{name} was changed: its checksum differs")
     return data
 
 
 def _networks(
     about: About, columns: list[Columns], shapes: tuple[Shape, ...], data: bytes
 ) -> tuple[list[nn.Module], Tensor]:
-    """Return the networks, and the hashes of the rows that they were made from."""
+    """Return the networks, and the hashes of training and calibration rows."""
     from safetensors.torch import load as from_bytes
 
     networks = nn.ModuleList()
@@ -92,7 +92,7 @@ def _networks(
     for own, shape in zip(columns, shapes, strict=True):
         outputs = max(1, len(about.classes))
         if (shape.numbers, shape.flags, shape.outputs) != (own.numbers, own.flags, outputs):
-            raise ValueError("a network has not the sizes of its columns")
+            raise ValueError("the 'shapes' of the networks do not match the columns")
         network = TableNetwork.of_shape(shape)
         networks.append(Placed(network, start, 0.0, 1.0) if about.folds else network)
         start += own.numbers + own.flags
@@ -100,13 +100,13 @@ def _networks(
         tensors: dict[str, Tensor] = from_bytes(data)
         rows = tensors.pop("seen")
         networks.load_state_dict(tensors)
-    except Exception as error:  # whatever a reader of foreign bytes may stumble over
-        raise ValueError(f"its weights cannot be read ({error})") from error
+    except Exception as error:  # reading foreign bytes may raise anything
+        raise ValueError(f"the weights cannot be read ({error})") from error
     if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
-        raise ValueError("it has weights that are not finite")
+        raise ValueError("the weights are not finite")
     for module in networks.modules():
         if isinstance(module, TargetTrees):
             module.checked()
     if rows.dtype != torch.int64 or rows.dim() != 1 or not bool((rows.diff() > 0).all()):
-        raise ValueError("its hashes of rows are none")
+        raise ValueError("expected ascending int64 hashes of rows")
     return list(networks.eval()), rows

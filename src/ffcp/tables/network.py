@@ -1,8 +1,8 @@
 """The network for tables: TabM, an ensemble that shares most of its weights.
 
 TabM is from Gorishniy, Kotelnikov and Babenko (2025); numbers are embedded piecewise linearly.
-Both come from the authors' own packages. It is built for a laptop here: 16 members of width 192
-in place of 32 of width 512. Beside the prediction it can give quantiles of a target.
+Both are the authors' own packages. It is sized for a laptop: 16 members of width 192 instead of 32
+of width 512. Besides the prediction it can return quantiles of a target.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from ffcp.regression.learned.nested import KNOTS
 from ffcp.regression.learned.network import ascending, unordered
 from ffcp.tables.trees import TargetTrees
 
-_BINS, _FEWEST, _IN_ALL = 48, 16, 50_000  # of a number; fewer where numbers are many
-_EMBEDDING, _LEAST, _WIDEST = 12, 2, 1400  # of a number; fewer where rows would be wider than this
-_FEW = 3000  # rows, which would be remembered with less dropout
+_BINS, _FEWEST, _IN_ALL = 48, 16, 50_000  # per number; fewer if there are many numbers
+_EMBEDDING, _LEAST, _WIDEST = 12, 2, 1400  # per number; fewer if rows would be wider than this
+_FEW = 3000  # with fewer rows dropout is larger, against overfitting
 _MEMBERS, _WIDTH = 16, 192
-QUANTILES = "quantiles"  # the layer that gives them
-_BENDS = (0.01, 0.1, 0.3, 1.0, 3.0, 10.0)  # how strongly the tails of targets are drawn in ...
-_KURTOSIS = 7.0  # ... until they are hardly longer than those of a normal distribution, which has 3
-_ROWS = 2048  # at once through all members
-_SHARES = tuple(i / 10 for i in range(11))  # of trees
-_LARGEST = 30.0  # so far out no target is, and its hyperbolic sine is finite
+QUANTILES = "quantiles"  # the name of the layer of quantiles
+_BENDS = (0.01, 0.1, 0.3, 1.0, 3.0, 10.0)  # strengths of the transform that shortens tails ...
+_KURTOSIS = 7.0  # ... until the kurtosis is at most this; that of a normal distribution is 3
+_ROWS = 2048  # rows per pass through all members
+_SHARES = tuple(i / 10 for i in range(10))  # shares of trees; never all: no gradients
+_LARGEST = 30.0  # beyond all targets, with a finite hyperbolic sine
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a network, all that is needed besides its weights to build it again."""
+    """The sizes of a network, which, with its weights, determine it."""
 
     numbers: int
     flags: int
@@ -42,23 +42,23 @@ class Shape:
     dropout: float = 0.1
     embedding: int = _EMBEDDING
     has_quantiles: bool = False
-    trees: tuple[int, ...] = ()  # how many, with how many leaves and splits
+    trees: tuple[int, ...] = ()  # numbers of trees, leaves and splits
 
     def __post_init__(self) -> None:
-        """Refuse, by ValueError, sizes that no network has."""
+        """Raise ValueError for impossible sizes."""
         sizes = (self.outputs, self.embedding, *self.bins, *self.trees)
         if len(self.trees) not in (0, 3):
-            raise ValueError("it has sizes that no trees have")
+            raise ValueError(f"'trees' must be empty or three sizes, got {len(self.trees)}")
         small = all(0 < size <= 2**16 for size in sizes) and 0 <= self.dropout < 1
         if not small or min(self.numbers, self.flags) < 0 or len(self.bins) != self.numbers:
-            raise ValueError("it has sizes that no network has")
+            raise ValueError("the sizes of the network are impossible")
 
 
 class QuantileHead(nn.Module):
-    """Quantiles of the target, (n, knots), from those of the target with its tails drawn in.
+    """Quantiles of the target, (n, knots), from those of the target with shortened tails.
 
-    Drawn in it is ``asinh((y - middle) / unit) / deviation``, from which members and trees learn;
-    a quantile of one is a quantile of the other.
+    Members and trees learn the transformed target ``asinh((y - middle) / unit) / deviation``; its
+    quantiles are the transformed quantiles of the target.
     """
 
     bend: Tensor
@@ -69,10 +69,10 @@ class QuantileHead(nn.Module):
 
     @classmethod
     def of(cls, y: Tensor) -> QuantileHead:
-        """Draw in the tails of these targets as far as they need it."""
+        """Return the head with the weakest sufficient transform for these targets."""
         y = y.double()
         middle = y.median()
-        spread = (y - middle).abs().mean() or torch.ones(())  # these may be one number
+        spread = (y - middle).abs().mean() or torch.ones(())  # all targets may be equal
         for bend in _BENDS:
             drawn = ((y - middle) * bend / spread).asinh()
             if _kurtosis(drawn) <= _KURTOSIS:
@@ -80,13 +80,13 @@ class QuantileHead(nn.Module):
         return cls((float(middle), float(spread) / bend, float(drawn.std(correction=0)) or 1.0))
 
     def drawn(self, y: Tensor) -> Tensor:
-        """Return targets as members learn them."""
+        """Return transformed targets, as members learn them."""
         middle, unit, deviation = self.bend
         drawn: Tensor = ((y - middle) / unit).asinh() / deviation
         return drawn
 
     def forward(self, drawn: Tensor) -> Tensor:
-        """Return quantiles of the target, (n, knots), from those of drawn targets."""
+        """Return quantiles of the target, (n, knots), from those of transformed targets."""
         middle, unit, deviation = self.bend
         drawn = (drawn * deviation).clamp(-_LARGEST, _LARGEST)
         quantiles: Tensor = drawn.sinh() * unit + middle
@@ -94,10 +94,10 @@ class QuantileHead(nn.Module):
 
 
 class TableNetwork(nn.Module):
-    """Rows of numbers in, one output or one logit per class out: the mean over the members.
+    """A network with one output, or one logit per class: the mean over the members.
 
-    The first ``shape.numbers`` columns of a row may be of any size, the others are 0 or 1. With
-    ``shape.has_quantiles`` the layer ``quantiles`` gives those of the target, at ``KNOTS``.
+    The first ``shape.numbers`` columns of a row are real-valued, the others 0 or 1. With
+    ``shape.has_quantiles`` the layer ``quantiles`` returns those of the target, at ``KNOTS``.
 
     >>> x = torch.cat([torch.randn(50, 2), torch.ones(50, 1)], dim=1)
     >>> network = TableNetwork.for_rows(x, numbers=2, outputs=1).eval()
@@ -112,7 +112,7 @@ class TableNetwork(nn.Module):
 
         self.shape = shape
         embed = partial(PiecewiseLinearEmbeddings, activation=False, version="B")
-        with warnings.catch_warnings():  # a column of two values has one bin, and that is meant
+        with warnings.catch_warnings():  # a column of two values has one bin, on purpose
             warnings.filterwarnings("ignore", "The .* feature has just two bin edges")
             self.embed = embed(edges, shape.embedding) if edges else None
         chunks = [shape.embedding] * shape.numbers + [1] * shape.flags
@@ -127,11 +127,11 @@ class TableNetwork(nn.Module):
             start_scaling_init_chunks=chunks,
         )
         self.output = LinearEnsemble(_WIDTH, shape.outputs, k=_MEMBERS)
-        self.is_led_by_quantiles = False  # in training; the mean then learns from what they find
+        self.is_led_by_quantiles = False  # if so, the mean's loss does not train the backbone
         if shape.has_quantiles:
             self.spread = LinearEnsemble(_WIDTH, len(KNOTS), k=_MEMBERS)
             self.quantiles = QuantileHead()
-        self.float()  # as rows are, whatever torch's default type is
+        self.float()  # the type of rows, whatever torch's default type is
         columns = shape.numbers + shape.flags
         self.trees = TargetTrees(shape.trees, columns) if shape.trees else None
 
@@ -139,9 +139,9 @@ class TableNetwork(nn.Module):
     def for_rows(
         cls, x: Tensor, numbers: int, outputs: int, y: Tensor | None = None
     ) -> TableNetwork:
-        """Make an untrained network for rows like these training rows.
+        """Return an untrained network for these training rows.
 
-        With their targets it gives quantiles, at first those of all targets.
+        With their targets it has quantiles, initially those of all targets.
         """
         edges = _edges(x[:, :numbers])
         bins = tuple(len(edge) - 1 for edge in edges)
@@ -152,7 +152,7 @@ class TableNetwork(nn.Module):
         network = cls(shape, edges)
         if y is not None:
             network.quantiles = QuantileHead.of(y)
-            # The squares of a few far targets would steer all weights.
+            # Squared errors of a few outliers would dominate the gradient.
             network.is_led_by_quantiles = _kurtosis(y.double()) > _KURTOSIS
             drawn = network.quantiles.drawn(y[: 2**20]).double()
             with torch.no_grad():
@@ -162,12 +162,12 @@ class TableNetwork(nn.Module):
 
     @classmethod
     def of_shape(cls, shape: Shape) -> TableNetwork:
-        """Make a network of these sizes, whose weights are still to be loaded."""
-        # The places of the edges are buffers, and so among the weights.
+        """Return a network of these sizes, whose weights are still to be loaded."""
+        # The edges are buffers, so they are loaded with the weights.
         return cls(shape, [torch.linspace(0, 1, count + 1) for count in shape.bins])
 
     def members(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return what every member says, (n, members, outputs), and of what quantiles are made."""
+        """Return the members' outputs, (n, members, outputs), and their raw quantiles, if any."""
         numbers = self.shape.numbers
         parts = [] if self.embed is None else [self.embed(x[:, :numbers]).flatten(1)]
         hidden = self.backbone(self.view(torch.cat([*parts, x[:, numbers:]], dim=1)))
@@ -176,12 +176,12 @@ class TableNetwork(nn.Module):
         return self.output(hidden.detach() if alone else hidden), raw
 
     def means(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the means over the members: (n, outputs), and of drawn quantiles, if any."""
+        """Return the means over the members: (n, outputs), and transformed quantiles, if any."""
         outputs, raw = self.members(x)
         return outputs.mean(dim=1), None if raw is None else ascending(raw).mean(dim=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the mean over the members, shape (n, outputs); trees have a share in it."""
+        """Return the mean over the members, mixed with the trees, shape (n, outputs)."""
         mean, drawn = self.means(x)
         if drawn is None:
             return mean
@@ -189,12 +189,12 @@ class TableNetwork(nn.Module):
             (other, quantiles), share = self.trees(x), self.trees.share
             mean = mean.lerp(other.to(mean.dtype), share[0].to(mean.dtype))
             drawn = drawn.lerp(quantiles.to(drawn.dtype), share[1].to(drawn.dtype))
-        self.quantiles(drawn)  # read as the output of that layer
+        self.quantiles(drawn)  # users read the output of this layer
         return mean
 
     @torch.no_grad()
     def join(self, trees: TargetTrees, x: Tensor, y: Tensor) -> None:
-        """Take in trees, with the share in mean and quantiles that is best on rows apart."""
+        """Add trees, with the shares in mean and quantiles that are best on validation rows."""
         pairs = [self.eval().means(rows) for rows in x.split(_ROWS)]
         mean, drawn = (torch.cat([one for one in part if one is not None]).double()
                        for part in zip(*pairs, strict=True))  # fmt: skip
@@ -213,7 +213,7 @@ def pinball(error: Tensor) -> Tensor:
 
 
 def _edges(numbers: Tensor) -> list[Tensor]:
-    """Cut every column of numbers into bins that hold about equally many training rows."""
+    """Return the edges of bins of every column, with about equal numbers of training rows."""
     if not numbers.shape[1]:
         return []
     bins = max(_FEWEST, min(_BINS, _IN_ALL // numbers.shape[1]))
@@ -227,15 +227,15 @@ def _edges(numbers: Tensor) -> list[Tensor]:
 
 
 def _kurtosis(values: Tensor) -> float:
-    """Return how long tails are: 3 for a normal distribution."""
+    """Return the kurtosis: 3 for a normal distribution."""
     squares = (values - values.mean()).square()
     return float(squares.square().mean() / squares.mean().square())
 
 
 class Placed(nn.Module):
-    """A network that reads its own columns of a wider row, and answers in the target's units.
+    """A network that uses its own columns of a wider row, with outputs in the target's units.
 
-    Networks of several folds, each with columns and units of its own, take one row so.
+    So networks of several folds, each with its own columns and units, take the same rows.
     """
 
     units: Tensor
@@ -253,5 +253,5 @@ class Placed(nn.Module):
         return output
 
     def extra_repr(self) -> str:
-        """Show where its columns begin."""
+        """Return the start of its columns for the module's repr."""
         return f"start={self.start}"

@@ -1,4 +1,4 @@
-"""The page about a fit: one file that loads nothing, light or dark, narrow or wide."""
+"""The HTML report of a fit, a single file without external resources."""
 
 from __future__ import annotations
 
@@ -9,51 +9,49 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ffcp.notebooks import number
+from ffcp.tables import decisions
 from ffcp.tables.fitted import FittedTable
-from ffcp.tables.training import told
+from ffcp.tables.training import training_summary
 
-_SHOWN = 120  # test rows in the picture of bands
+_SHOWN = 120  # test rows in the plot of intervals
 
 
-def page(fitted: FittedTable, bands: pd.DataFrame | None, y: np.ndarray[Any, Any]) -> str:
-    """Write the page from the bands of the test rows and their targets, if there are any."""
+def page(fitted: FittedTable, predictions: pd.DataFrame | None, y: np.ndarray[Any, Any]) -> str:
+    """Return the report, with predictions for the test rows and their targets, if any."""
     from jinja2 import Environment, FileSystemLoader, select_autoescape
 
     loader = FileSystemLoader(Path(__file__).parent)
-    made = Environment(loader=loader, autoescape=select_autoescape(default=True))
-    made.filters.update(number=_number, percent=lambda share: f"{share:.1%}")
+    environment = Environment(loader=loader, autoescape=select_autoescape(default=True))
+    environment.filters.update(
+        number=lambda value: "" if value is None else number(value),
+        percent=lambda share: f"{share:.1%}",
+    )
     about, given = fitted.about, dict[str, Any]()
-    if bands is not None and about.tested is not None:
-        has = bands["prediction"].notna().to_numpy()
+    if predictions is not None and about.tested is not None:
+        has = predictions["prediction"].notna().to_numpy()
         given = {
             "by_column": sorted(about.tested.columns, key=lambda part: part.coverage),
             "size": "mean size" if about.classes else "mean length",
         }
         if about.classes:
-            given["sizes"] = bands["size"][has].astype(int).value_counts().sort_index().items()
+            sizes = predictions["size"][has].astype(int)
+            given["sizes"] = sizes.value_counts().sort_index().items()
         else:
-            given["picture"] = _picture(bands[has], y[has])
-    return made.get_template("report.html.j2").render(
-        about=about, columns=fitted.columns[0], training=told(about.training), **given
+            given["picture"] = _picture(predictions[has], y[has])
+    choice = decisions.chosen(fitted.predictor, about.scale)
+    return environment.get_template("report.html.j2").render(
+        about=about,
+        columns=fitted.columns[0],
+        training=training_summary(about.training),
+        choice=None if choice is None else choice._repr_html_(),
+        **given,
     )
 
 
-def _number(value: float | None) -> str:
-    """Write a number with four digits, thousands apart.
-
-    >>> _number(123456.789), _number(0.000123456), _number(math.inf)
-    ('123,457', '0.0001235', '∞')
-    """
-    if value is None:
-        return ""
-    if math.isinf(value):
-        return "∞" if value > 0 else "-∞"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
-def _picture(bands: pd.DataFrame, y: np.ndarray[Any, Any]) -> dict[str, Any] | None:
-    """Place the bands of some test rows, in order of prediction; from 0, the top, to 1."""
-    ends = bands[["lower", "prediction", "upper"]].to_numpy(np.float64)
+def _picture(intervals: pd.DataFrame, y: np.ndarray[Any, Any]) -> dict[str, Any] | None:
+    """Return the intervals of some test rows, by prediction, in units from 0, the top, to 1."""
+    ends = intervals[["lower", "prediction", "upper"]].to_numpy(np.float64)
     rows = np.argsort(ends[:, 1], kind="stable")
     rows = rows[np.unique(np.linspace(0, len(rows) - 1, min(_SHOWN, len(rows))).astype(int))]
     shown = np.column_stack([ends[rows], y[rows].astype(np.float64)])
@@ -64,7 +62,7 @@ def _picture(bands: pd.DataFrame, y: np.ndarray[Any, Any]) -> dict[str, Any] | N
     low, high = float(every.min() - margin), float(every.max() + margin)
     hits = (shown[:, 0] <= shown[:, 3]) & (shown[:, 3] <= shown[:, 2])
     places = (high - np.clip(shown, low, high)) / (high - low)
-    ticks = [((high - tick) / (high - low), _number(tick)) for tick in _axis(low, high)]
+    ticks = [((high - tick) / (high - low), number(tick)) for tick in _axis(low, high)]
     return {"rows": list(zip(*places.T.tolist(), hits, strict=True)), "ticks": ticks}
 
 

@@ -1,8 +1,8 @@
-"""Tables in and out: CSV of any delimiter and encoding, compressed or not, and Parquet.
+"""Reading and writing of tables: CSV of any delimiter and encoding, and Parquet.
 
-CSV is read as text, cell by cell: what a column holds is decided once, for the whole table
-(:mod:`ffcp.tables.columns`), and not anew for every block of rows; and the rows are written
-again as they were, ``007`` and all.
+CSV is read as text, cell by cell: the kind of a column is decided once, for the whole table
+(:mod:`ffcp.tables.columns`), and not for every block of rows; and rows are written back
+unchanged, including leading zeros like ``007``.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ import pandas as pd
 from ffcp import files
 from ffcp.tables.errors import TableError
 
-CHUNK = 20_000  # rows at a time, of files that may be larger than memory
-_LINES = 200  # that tell the delimiter
+CHUNK = 20_000  # rows at a time, as files may be larger than memory
+_LINES = 200  # lines from which the delimiter is detected
 _DELIMITERS = ",;\t|"
-_RARER = " :"  # taken only where none of the others divides, and all lines agree
-_BINARY = re.compile(rb"[\0-\x08\x0e-\x1f]|\APAR1|\ABZh[1-9]1AY&SY")  # no text has these
+_RARER = " :"  # used only if none of the others occurs, and all lines agree
+_BINARY = re.compile(rb"[\0-\x08\x0e-\x1f]|\APAR1|\ABZh[1-9]1AY&SY")  # not in text files
 _NOT_WINDOWS = re.compile(rb"[\x81\x8d\x8f\x90\x9d]")
 _OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 _PARQUET = (".parquet", ".pq")
-_INDEX = re.compile(r"__index_level_\d+__")  # where pandas writes an index without a name
+_INDEX = re.compile(r"__index_level_\d+__")  # the column of an index without a name
 _DECIMAL_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+),\d+$")
 _DECIMAL_POINT = re.compile(r"[+-]?\d+\.\d+$")
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a text file is to be read."""
+    """The delimiter, encoding and decimal sign of a text file."""
 
     delimiter: str
     encoding: str
     decimal: str
-    skips_blank: bool  # lines; of one column, each is a row whose cell is missing
+    skips_blank: bool  # with one column, a blank line is a row with a missing cell
 
 
 def read(path: str | Path) -> pd.DataFrame:
-    """Read a whole table; of CSV every cell is text."""
+    """Return a whole table; every cell of a CSV file is text."""
     frames = [frame for frame, _ in parts(path)]
     whole = frames[0] if len(frames) == 1 else pd.concat(frames, ignore_index=True)
     whole.attrs.update(frames[0].attrs)
@@ -60,9 +60,9 @@ def read(path: str | Path) -> pd.DataFrame:
 
 
 def parts(path: str | Path, rows: int = CHUNK) -> Iterator[tuple[pd.DataFrame, Any]]:
-    """Read a table some rows at a time; beside them those of Parquet as they are in the file.
+    """Yield a table in parts, each with the original rows of a Parquet file, or None.
 
-    Of a table without rows comes one part without rows.
+    A table without rows yields one part without rows.
     """
     path = Path(path)
     if not path.is_file():
@@ -74,7 +74,7 @@ def parts(path: str | Path, rows: int = CHUNK) -> Iterator[tuple[pd.DataFrame, A
 
 
 def is_parquet(path: Path) -> bool:
-    """Whether a table is Parquet, by its name."""
+    """Whether a table is a Parquet file, by its name."""
     return path.suffix.lower() in _PARQUET
 
 
@@ -90,7 +90,7 @@ def _parquet(path: Path, rows: int) -> Iterator[tuple[pd.DataFrame, Any]]:
                 _check_names(table.column_names, path)
                 unnamed = [name for name in table.column_names if _INDEX.fullmatch(name)]
                 kept = table.drop_columns(unnamed) if unnamed else table
-                # Whole numbers beside missing ones stay whole: large floats would become equal.
+                # Integers with missing values stay integers: as floats, large ones could be equal.
                 yield kept.to_pandas(ignore_metadata=True, integer_object_nulls=True), kept
     except pa.ArrowException as error:
         raise TableError(f"{path} is damaged or not a Parquet file ({error})") from error
@@ -98,11 +98,11 @@ def _parquet(path: Path, rows: int) -> Iterator[tuple[pd.DataFrame, Any]]:
 
 def _csv(path: Path, rows: int) -> Iterator[pd.DataFrame]:
     dialect = sniff(path)
-    told = f"read as {dialect.encoding}, divided by {dialect.delimiter!r}"
+    decision = f"read as {dialect.encoding}, delimiter {dialect.delimiter!r}"
     attrs = {
         "delimiter": dialect.delimiter,
         "decimal": dialect.decimal,
-        "decisions": [told + (", decimal commas" if dialect.decimal == "," else "")],
+        "decisions": [decision + (", decimal commas" if dialect.decimal == "," else "")],
     }
     options: dict[str, Any] = {
         "sep": dialect.delimiter,
@@ -115,8 +115,8 @@ def _csv(path: Path, rows: int) -> Iterator[pd.DataFrame]:
     try:
         with _text(path, dialect.encoding) as file, pd.read_csv(file, **options) as blocks:
             for block in blocks:
-                if not isinstance(block.index, pd.RangeIndex):  # of the first cells
-                    raise pd.errors.ParserError("of all rows")
+                if not isinstance(block.index, pd.RangeIndex):  # pandas made one of extra cells
+                    raise pd.errors.ParserError("in all rows")
                 block.attrs.update(attrs)
                 yield block.reset_index(drop=True)
     except pd.errors.ParserError as error:
@@ -125,11 +125,11 @@ def _csv(path: Path, rows: int) -> Iterator[pd.DataFrame]:
             "column, and quote cells that hold the delimiter"
         ) from error
     except (UnicodeError, EOFError, OSError, lzma.LZMAError) as error:
-        raise TableError(f"{path} cannot be read to its end ({error})") from error
+        raise TableError(f"{path} cannot be read completely ({error})") from error
 
 
 def sniff(path: str | Path) -> Dialect:
-    """Tell the delimiter, the encoding and the decimal sign of a text file."""
+    """Return the delimiter, the encoding and the decimal sign of a text file."""
     path = Path(path)
     try:
         encoding = _encoding(path)
@@ -140,7 +140,7 @@ def sniff(path: str | Path) -> Dialect:
     except (EOFError, OSError, lzma.LZMAError, zipfile.BadZipFile, csv.Error) as error:
         raise TableError(f"{path} cannot be read ({error})") from error
     if not cells:
-        raise TableError(f"{path} is empty: a table has at least a line with the columns' names")
+        raise TableError(f"{path} is empty: expected a line with the names of the columns")
     _check_names(cells[0], path)
     skips_blank = len(cells[0]) > 1 or not lines[0].strip()
     return Dialect(delimiter, encoding, _decimal(cells[1:], delimiter), skips_blank)
@@ -151,10 +151,10 @@ def _divided(lines: list[str], delimiter: str) -> Iterator[list[str]]:
 
 
 def _delimiter(lines: list[str]) -> str:
-    """Return the sign that divides all lines into the same number of cells, and into most."""
+    """Return the sign that splits all lines into the same, and the largest, number of cells."""
     steady, loose = {}, {}
     for sign in _DELIMITERS + _RARER:
-        with contextlib.suppress(csv.Error):  # a cell longer than any
+        with contextlib.suppress(csv.Error):  # a cell is longer than the limit of csv
             widths = [len(row) for row in _divided(lines, sign) if row] or [1]
             loose[sign] = widths[0]
             steady[sign] = widths[0] if len(set(widths)) == 1 and len(lines) > 1 else 1
@@ -172,9 +172,9 @@ def _decimal(rows: list[list[str]], delimiter: str) -> str:
 
 
 def _encoding(path: Path) -> str:
-    """Return the encoding: by its first bytes, UTF-8 if all of it is, Windows' if none of it is.
+    """Return the encoding: by the byte order mark, else UTF-8, else that of Windows or Latin-1.
 
-    Where some letters are UTF-8 and some are not, any encoding would misread the file.
+    If only some letters are UTF-8, any encoding would misread the file, and an error is raised.
     """
     with _bytes(path) as file:
         start = file.read(2**16)
@@ -183,7 +183,10 @@ def _encoding(path: Path) -> str:
     if start.startswith(codecs.BOM_UTF8):
         return "utf-8-sig"
     if _BINARY.search(start):
-        raise TableError(f"{path} is no text: save it as CSV in UTF-8, or name it by its format")
+        raise TableError(
+            f"{path} is not a text file: save it as CSV in UTF-8, or give it the file name "
+            "extension of its format"
+        )
     others, is_utf8, bad = "cp1252", False, ""
     with _bytes(path) as file:
         for number, line in enumerate(file, 1):
@@ -204,7 +207,7 @@ def _bytes(path: Path) -> IO[bytes]:
         archive = zipfile.ZipFile(path)
         names = [name for name in archive.namelist() if not name.endswith("/")]
         if len(names) != 1:
-            raise TableError(f"{path} holds {len(names)} files: give an archive of one table")
+            raise TableError(f"{path} has {len(names)} files, expected one: archive a single table")
         return archive.open(names[0])
     opened: IO[bytes] = _OPENERS.get(suffix, open)(path, "rb")
     return opened
@@ -218,15 +221,15 @@ def _check_names(names: list[str], where: Any) -> None:
     index = pd.Index(names)
     if index.has_duplicates:
         twice = index[index.duplicated()][0]
-        raise TableError(f"{where} has several columns called {twice!r}: rename all but one")
+        raise TableError(f"{where} has several columns named {twice!r}: rename all but one")
 
 
 def named(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return a frame whose columns are called by words, each by another."""
-    made = frame.copy(deep=False)
-    made.columns = [str(name) for name in frame.columns]
-    _check_names(list(made.columns), "the frame")
-    return made
+    """Return a frame with strings as names of the columns, checked to be distinct."""
+    renamed = frame.copy(deep=False)
+    renamed.columns = [str(name) for name in frame.columns]
+    _check_names(list(renamed.columns), "the frame")
+    return renamed
 
 
 def base_name(path: str | Path) -> str:
@@ -247,17 +250,17 @@ Add = Callable[..., None]
 
 @contextlib.contextmanager
 def writer(path: str | Path) -> Iterator[Add]:
-    """Write a table part by part; the file appears when all of it is written, or not at all.
+    """Write a table in parts; the file appears when all of it is written, or not at all.
 
-    Yields a function that writes more rows of a frame, and beside them what was made of them. Its
-    third argument are the rows as they are in a Parquet file, which keeps their types. Text has the
-    delimiter and the decimal sign of the text that the rows were read from.
+    Yields a function that writes rows of a frame and their new columns. Its third argument is the
+    original rows of a Parquet file, which keep their types. Text is written with the delimiter and
+    the decimal sign of the text that was read.
     """
     path = Path(path)
     if path.exists() and not path.is_file():
-        raise TableError(f"{path} is there and is not a file: give another name")
+        raise TableError(f"{path} exists and is not a file: use another name")
     if path.suffix.lower() == ".zip":
-        raise TableError(f"{path}: archives are read, not written; .csv.gz is")
+        raise TableError(f"{path}: zip archives cannot be written: use .csv.gz")
     place = files.temporary(path)
     try:
         with files.said_of(path, place):
@@ -275,15 +278,15 @@ def writer(path: str | Path) -> Iterator[Add]:
 def _text_adder(file: IO[bytes]) -> Iterator[Add]:
     has_names = False
 
-    def add(frame: pd.DataFrame, made: pd.DataFrame, original: Any = None) -> None:
+    def add(frame: pd.DataFrame, new: pd.DataFrame, original: Any = None) -> None:
         nonlocal has_names
         delimiter, decimal = frame.attrs.get("delimiter", ","), frame.attrs.get("decimal", ".")
-        if delimiter not in _DELIMITERS:  # with blanks between them, empty cells are none
+        if delimiter not in _DELIMITERS:  # blanks cannot separate empty cells
             delimiter = ";" if decimal == "," else ","
-        both = pd.concat([frame, made], axis=1)
+        both = pd.concat([frame, new], axis=1)
         options = {"sep": delimiter, "decimal": decimal, "index": False, "header": not has_names}
         text = both.to_csv(lineterminator="\n", **options)
-        if "\r" in text:  # which would end a row, and which the csv module does not quote
+        if "\r" in text:  # it would end a row, and the csv module does not quote it
             text = both.to_csv(lineterminator="\n", quoting=csv.QUOTE_ALL, **options)
         file.write(text.encode())
         has_names = True
@@ -299,14 +302,14 @@ def _parquet_adder(file: IO[bytes]) -> Iterator[Add]:
     with contextlib.ExitStack() as stack:
         into: Any = None
 
-        def add(frame: pd.DataFrame, made: pd.DataFrame, original: Any = None) -> None:
+        def add(frame: pd.DataFrame, new: pd.DataFrame, original: Any = None) -> None:
             nonlocal into
             table = original
             if original is None:
                 table = pa.Table.from_pandas(frame, preserve_index=False)
-            for name in made.columns:  # of one type, whatever the first rows hold
-                kind = pa.float64() if pd.api.types.is_numeric_dtype(made[name]) else pa.string()
-                cells = pa.array(made[name].tolist(), kind, from_pandas=True)
+            for name in new.columns:  # types do not depend on the first rows
+                kind = pa.float64() if pd.api.types.is_numeric_dtype(new[name]) else pa.string()
+                cells = pa.array(new[name].tolist(), kind, from_pandas=True)
                 table = table.append_column(name, cells)
             table = table.replace_schema_metadata(None)
             into = into or stack.enter_context(pq.ParquetWriter(file, table.schema))

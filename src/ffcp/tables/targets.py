@@ -1,4 +1,4 @@
-"""The target of a table: numbers or names of classes, and the rows that have one."""
+"""The target column of a table, numbers or class labels, and the columns of time and groups."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ffcp.tables import cells
 from ffcp.tables.errors import TableError
 
 Array = np.ndarray[Any, Any]
-_WORDS = 0.05  # the share of words among numbers up to which a target is numbers
+_WORDS = 0.05  # the largest share of words in a numeric target
 _CLASSES = 1000
 
 
 @dataclass(frozen=True)
 class Target:
-    """Values (n,), NaN or ``""`` where there is none; and the classes, none for numbers."""
+    """The values (n,), NaN or ``""`` if missing, and the classes, empty for numbers."""
 
     name: str
     values: Array
@@ -29,7 +29,7 @@ class Target:
 
     @property
     def known(self) -> Array:
-        """Which rows have a target."""
+        """A mask of the rows that have a target."""
         known: Array = self.values != "" if self.classes else ~np.isnan(self.values)
         return known
 
@@ -38,9 +38,9 @@ class Target:
         return replace(self, values=self.values[rows])
 
     def with_classes_of(self, rows: Array) -> Target:
-        """Return the target with the classes of training rows alone.
+        """Return the target with the classes of training rows only.
 
-        A list of labels that calibration rows had a part in would suit them better than new rows.
+        Classes must not depend on calibration rows, which would then not be like new rows.
         """
         if not self.classes:
             return self
@@ -48,7 +48,9 @@ class Target:
         if len(classes) < 2:
             raise TableError(f"the target {self.name!r} is {classes[0]!r} in every training row")
         if ffcp.LabelSet.OTHER in classes:
-            raise TableError(f"{self.name!r}: the label {ffcp.LabelSet.OTHER!r} is reserved")
+            raise TableError(
+                f"{self.name!r}: the label {ffcp.LabelSet.OTHER!r} is reserved: rename it"
+            )
         return replace(self, classes=classes)
 
     def units(self, rows: Array) -> tuple[float, float]:
@@ -63,7 +65,7 @@ class Target:
         return centre, scale or 1.0
 
     def tensor(self, centre: float, scale: float) -> Tensor:
-        """Return targets in these units, or numbers of classes; behind the last that of others."""
+        """Return targets in these units, or class numbers; other labels come after the last."""
         if self.classes:
             codes = pd.Index(self.classes).get_indexer(self.values)
             return torch.from_numpy(np.where(codes < 0, len(self.classes), codes))
@@ -71,7 +73,7 @@ class Target:
 
 
 def column(frame: pd.DataFrame, name: str, option: str) -> pd.Series:
-    """Return a column by its name; where there is none, say which there are."""
+    """Return a column by its name; raise if there is none, with the names of all."""
     if name not in frame.columns:
         listed = ", ".join(map(repr, frame.columns[:30]))
         raise TableError(f"the table has no column {name!r} ({option}); it has {listed}")
@@ -79,36 +81,37 @@ def column(frame: pd.DataFrame, name: str, option: str) -> pd.Series:
 
 
 def learn(frame: pd.DataFrame, name: str, classify: bool, decisions: list[str]) -> Target:
-    """Decide what the target is, by all rows, and read it."""
+    """Return the target, and add the decisions about its kind."""
     series = column(frame, name, "--target")
     if not len(series):
-        raise TableError("the table has no rows, only the names of its columns")
+        raise TableError("the table has no rows, only names of columns")
     values, missing, bad = cells.numbers(series, frame.attrs.get("decimal", "."))
     if missing.all():
         raise TableError(f"the target {name!r} is empty in every row")
     if not classify and bad.sum() > _WORDS * (~missing).sum():
         if cells.date_format(series) is not None:
-            raise TableError(f"the target {name!r} is dates: give a column of numbers or of words")
-        decisions.append(f"the target {name!r} is words: label sets, as by --classify")
+            raise TableError(f"the target {name!r} holds dates: expected numbers or class labels")
+        decisions.append(f"the target {name!r} is words: label sets, as with --classify")
         classify = True
     elif bad.any() and not classify:
-        decisions.append(f"the target {name!r} is no number in {int(bad.sum())} rows: left out")
+        rows = f"{int(bad.sum())} rows: these are left out"
+        decisions.append(f"the target {name!r} is not a number in {rows}")
     target = Target(name, cells.words(series), ("any",)) if classify else Target(name, values)
     known = target.values[target.known]
     distinct = np.unique(known)
     if len(distinct) == 1:
         raise TableError(f"the target {name!r} is always {distinct.tolist()[0]!r}")
     if classify and len(distinct) > (min(_CLASSES, len(known) / 2) if len(known) > 3 else _CLASSES):
-        raise TableError(f"the target {name!r} has {len(distinct)} words: too many for classes")
+        raise TableError(f"the target {name!r} has {len(distinct)} labels: too many for classes")
     if not classify and len(distinct) == 2:
-        decisions.append(f"the target {name!r} is one of two numbers; --classify gives label sets")
+        decisions.append(f"the target {name!r} has two values; --classify predicts label sets")
     if left_out := int((~target.known).sum()):
         decisions.append(f"{left_out} rows have no target {name!r}: they are left out")
     return replace(target, classes=tuple(distinct.tolist())) if classify else target
 
 
 def read(frame: pd.DataFrame, name: str, classes: tuple[str, ...]) -> Target:
-    """Read the target of a table that is to be checked, as it was learned."""
+    """Return the target of a new table, with the classes of the fit."""
     series = column(frame, name, "the target")
     if classes:
         return Target(name, cells.words(series), classes)
@@ -116,12 +119,12 @@ def read(frame: pd.DataFrame, name: str, classes: tuple[str, ...]) -> Target:
 
 
 def times(frame: pd.DataFrame, name: str) -> Array:
-    """Read the column that orders rows: numbers, or dates as seconds."""
+    """Return the column that orders rows: numbers, or dates as seconds."""
     series, decimal = column(frame, name, "--time"), frame.attrs.get("decimal", ".")
     values, missing, bad = cells.numbers(series, decimal)
     if not (missing | bad).any():
         whole = pd.to_numeric(series.astype(object), errors="coerce").to_numpy()
-        return whole if whole.dtype.kind in "iu" else values  # floats from 2^53 up may be equal
+        return whole if whole.dtype.kind in "iu" else values  # as floats, large integers may tie
     if bad.any():
         form = cells.date_format(series)
         if form is None:
@@ -134,7 +137,7 @@ def times(frame: pd.DataFrame, name: str) -> Array:
 
 
 def groups(frame: pd.DataFrame, name: str) -> Array:
-    """Read the column of groups; rows without one are a group of their own."""
+    """Return the column of groups; rows without one form a group."""
     names = cells.words(column(frame, name, "--group"))
     names[names == ""] = "(missing)"
     return names

@@ -1,4 +1,4 @@
-"""Training with a time limit and early stopping, on rows apart; what is interrupted is kept."""
+"""Training of the network with a time limit and early stopping."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from ffcp.tables import trees
 from ffcp.tables.network import TableNetwork, pinball
 
 _BATCH = 256
-_AVERAGED = 0.998  # of the mean over past weights is kept at every step
-_PINBALL = 4.0  # times this it is about as large as the squared error
-_TREES = 0.25  # of the time limit; most tables need less
-_LOOK, _SHARE = 2.0, 10.0  # seconds until rows apart are looked at again; or times those of a look
-Progress = Callable[[float], None]  # told the share of the time limit that has gone
+_AVERAGED = 0.998  # decay of the moving average of weights
+_PINBALL = 4.0  # weight of the pinball loss, to be about as large as the squared error
+_TREES = 0.25  # share of the time limit; most tables need less
+_LOOK, _SHARE = 2.0, 10.0  # seconds between validations, at least this many times their duration
+Progress = Callable[[float], None]  # called with the share of the time limit that has passed
 
 
 @dataclass(frozen=True)
 class Training:
-    """How a training went: why it ended, and the loss on the rows apart, which chose the weights.
+    """The summary of a training: epochs, seconds, the best validation loss and why it ended.
 
     ``loss`` is the mean squared error in units of the target's variance, plus the pinball loss of
     quantiles if there are any; or the cross entropy.
@@ -40,10 +40,11 @@ class Training:
     ended: str
 
 
-def told(training: Sequence[Training]) -> str:
-    """Tell how the training of one network went, or of several, in a line.
+def training_summary(training: Sequence[Training]) -> str:
+    """Return one line on the training of one network, or of several.
 
-    >>> told([Training(8.0, 1.26, 0.1, "by Ctrl-C"), Training(12.4, 2, 0.1, "by Ctrl-C")])
+    >>> first, second = Training(8.0, 1.26, 0.1, "by Ctrl-C"), Training(12.4, 2, 0.1, "by Ctrl-C")
+    >>> training_summary([first, second])
     '2 networks, 8 to 12.4 epochs in 3.3 s, ended by Ctrl-C'
     """
     epochs = sorted(one.epochs for one in training)
@@ -66,22 +67,22 @@ def train(
     patience: int = 20,
     most_epochs: int = 1000,
 ) -> Training:
-    """Train until rows apart gain nothing more, time is over, or somebody presses Ctrl-C.
+    """Train until the validation loss stops improving, the time limit, or Ctrl-C.
 
     Targets are numbers, for the squared error and quantiles, or classes, for the cross entropy.
-    The network is left in eval mode with the weights that were best on the rows apart: means over
-    past steps, which are better than those of the last step and need no plan for the rate. A
-    network that gives quantiles takes in boosted trees, if LightGBM is installed.
+    The network is left in eval mode with the weights of the smallest validation loss: moving
+    averages, which are better than the last weights and need no learning rate schedule. Boosted
+    trees are added to a network with quantiles, if LightGBM is installed.
     """
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(network.parameters(), lr=2e-3, weight_decay=3e-4)
     averaged: Any = AveragedModel(network, multi_avg_fn=_towards)
-    begin = last_look = time.monotonic()  # torch has loaded its optimizers now
+    begin = last_look = time.monotonic()  # after torch has loaded its optimizers
     boosted = None
     if network.shape.has_quantiles and find_spec("lightgbm") is not None:
         drawn = network.quantiles.drawn
-        apart = (x_stop, y_stop, drawn(y_stop))
-        boosted = trees.learn(x, y, drawn(y), apart, _TREES * seconds, seed)
+        validation = (x_stop, y_stop, drawn(y_stop))
+        boosted = trees.learn(x, y, drawn(y), validation, _TREES * seconds, seed)
     batch = min(_BATCH, max(8, len(x) // 8))
     best, kept, best_epoch, done = math.inf, copy.deepcopy(network.state_dict()), 0.0, 0.0
     ended, wait = "", _LOOK
@@ -108,15 +109,15 @@ def train(
                 last_look = time.monotonic()
                 wait = max(_LOOK, _SHARE * (last_look - looked))
                 if looked - begin > seconds:
-                    ended = "when the time was over"
+                    ended = "at the time limit"
                 elif done - best_epoch > patience:
-                    ended = "when rows apart gained nothing more"
+                    ended = "by early stopping"
                 elif done >= most_epochs:
                     ended = f"after {most_epochs} epochs"
     except KeyboardInterrupt:
         if not math.isfinite(best):
-            raise  # nothing is learned yet
-        ended = "by Ctrl-C; the best so far is kept"
+            raise  # there are no weights yet
+        ended = "by Ctrl-C, with the best weights so far"
     network.load_state_dict(kept)
     network.eval()
     if boosted is not None:
@@ -125,17 +126,17 @@ def train(
 
 
 def _towards(means: Any, weights: Any, steps: Any) -> None:
-    """Move the mean over the weights of past steps, recent ones above all, towards new weights."""
-    kept = min(_AVERAGED, (int(steps) + 1) / (int(steps) + 10))  # first ones are soon forgotten
+    """Update the moving average of the weights."""
+    kept = min(_AVERAGED, (int(steps) + 1) / (int(steps) + 10))  # a smaller decay at the start
     torch._foreach_lerp_(list(means), list(weights), 1 - kept)
 
 
 def _step(network: TableNetwork, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> None:
-    """Let every member learn on its own: the loss is the mean of theirs, not that of their mean."""
+    """Take one step on the mean of the members' losses, so that each learns separately."""
     outputs, raw = network.members(x)
     optimizer.zero_grad()
     _loss(network, outputs, None if raw is None else ascending(raw), y).backward()
-    # Each by itself, so that a far target, whose square is large, cannot silence the others.
+    # Clipped separately, so that the large squared error of an outlier cannot dominate the rest.
     named = list(network.named_parameters())
     for is_head in (True, False):
         part = [weight for name, weight in named if name.startswith("output.") == is_head]

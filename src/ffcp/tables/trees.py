@@ -1,4 +1,4 @@
-"""Boosted trees on the target beside the network: LightGBM learns them, tensors predict."""
+"""Boosted trees of the target, learned by LightGBM and evaluated as tensors."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _BOOSTERS = 1 + len(KNOTS)
 
 
 class TargetTrees(nn.Module):
-    """The mean of the target, and quantiles of the drawn one at ``KNOTS``, as sums of trees.
+    """Trees for the mean of the target, and for quantiles of the transformed one at ``KNOTS``.
 
-    ``sizes`` are how many trees, leaves and splits there are; ``share`` what trees have in the
-    mean and in the quantiles, where a network has the rest.
+    ``sizes`` are the numbers of trees, leaves and splits; ``share`` is the weight of the trees in
+    the mean and in the quantiles, where the network has the rest.
     """
 
     share: Tensor
@@ -52,24 +52,24 @@ class TargetTrees(nn.Module):
 
     @classmethod
     def of(cls, trees: Trees) -> TargetTrees:
-        """Hold these trees."""
+        """Return the module of these trees."""
         state = trees.state()
-        made = cls(tuple(state["path"].shape), int(state["columns"]))
+        module = cls(tuple(state["path"].shape), int(state["columns"]))
         for name, tensor in state.items():
-            setattr(made, f"trees_{name}", tensor)
-        return made
+            setattr(module, f"trees_{name}", tensor)
+        return module
 
     def checked(self) -> Trees:
-        """Return the trees; a ValueError if they cannot be any."""
+        """Return the trees; raise ValueError if they are invalid."""
         own = {name.removeprefix("trees_"): one for name, one in self.named_buffers()}
         del own["share"]
         trees = Trees.from_state(own)
         if len(trees.rounds) != _BOOSTERS:
-            raise ValueError(f"it has {len(trees.rounds)} boosters")
+            raise ValueError(f"expected {_BOOSTERS} boosters, got {len(trees.rounds)}")
         return trees
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the mean (n, 1) and the quantiles (n, knots), in their units."""
+        """Return the mean (n, 1) and the transformed quantiles (n, knots)."""
         sums = self.checked()(x)
         return sums[:, :1], sums[:, 1:].sort(dim=1).values
 
@@ -78,9 +78,10 @@ def learn(
     x: Tensor, y: Tensor, drawn: Tensor, stop: tuple[Tensor, Tensor, Tensor], seconds: float,
     seed: int,
 ) -> TargetTrees:  # fmt: skip
-    """Learn the mean of targets ``y`` and quantiles of ``drawn`` ones, until rows apart gain none.
+    """Return trees for the mean of ``y`` and quantiles of the transformed targets ``drawn``.
 
-    ``stop`` are these rows, their targets and drawn ones. Every booster has its share of the time.
+    ``stop`` are rows for early stopping, with their targets and transformed targets. Every booster
+    has its share of the time.
     """
     lightgbm = needed("lightgbm", "tables", "ffcp fit")
     begin = time.monotonic()
@@ -89,24 +90,24 @@ def learn(
         **_SETTINGS, "min_data_in_leaf": max(5, min(40, len(x) // 40)), "seed": seed % 2**31,
         "num_threads": torch.get_num_threads(),
     }  # fmt: skip
-    for target, apart, levels in ((y, stop[1], (None,)), (drawn, stop[2], KNOTS.tolist())):
+    for target, held_out, levels in ((y, stop[1], (None,)), (drawn, stop[2], KNOTS.tolist())):
         data = lightgbm.Dataset(x.numpy(), target.double().numpy())
-        check = lightgbm.Dataset(stop[0].numpy(), apart.double().numpy(), reference=data)
+        check = lightgbm.Dataset(stop[0].numpy(), held_out.double().numpy(), reference=data)
         for level in levels:
             loss = (
                 {"objective": "l2"} if level is None else {"objective": "quantile", "alpha": level}
             )
             end = begin + seconds * (len(dumps) + 1) / _BOOSTERS
-            ways = [lightgbm.early_stopping(_PATIENCE, verbose=False), _until(end, lightgbm)]
+            callbacks = [lightgbm.early_stopping(_PATIENCE, verbose=False), _until(end, lightgbm)]
             booster = lightgbm.train(
-                {**settings, **loss}, data, _ROUNDS, valid_sets=[check], callbacks=ways
+                {**settings, **loss}, data, _ROUNDS, valid_sets=[check], callbacks=callbacks
             )
             dumps.append(booster.dump_model())
     return TargetTrees.of(Trees.from_dumps(dumps, x.shape[1]))
 
 
 def _until(end: float, lightgbm: Any) -> Callable[[Any], None]:
-    """Return a callback that ends a training when the time is over."""
+    """Return a callback that ends a training at a point in time."""
 
     def stop(env: Any) -> None:
         if time.monotonic() > end:

@@ -122,3 +122,27 @@ def test_saved_trees_need_no_lightgbm(tmp_path: Path) -> None:
     torch.save(model.state_dict(), tmp_path / "model.pt")
     files = [str(tmp_path / name) for name in ("trees.safetensors", "model.pt")]
     subprocess.run([sys.executable, "-c", _WITHOUT, *files], check=True)
+
+
+@pytest.mark.parametrize("known", [0, 1, 2, 5])
+def test_an_output_of_which_few_residuals_are_known_is_learned(known: int) -> None:
+    residuals = normal(60, 2, seed=2)
+    residuals[known:, 1] = torch.nan
+    trees = boosting.learn(normal(60, 3, seed=1), residuals)
+    assert bool(trees(normal(5, 3, seed=3)).isfinite().all())
+
+
+def test_trees_do_not_split_rows_by_rounding_errors_of_the_model() -> None:
+    """A row by itself has others than in a batch, and would get the interval of another leaf."""
+
+    class Same(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 3 + 1e-6 * x[:, 0] * torch.ones((), requires_grad=True)
+
+    x = torch.arange(800.0)[:, None] % 4
+    predictor = ffcp.Learned(Same(), learner="boosting", on="prediction", calibrate_rows=300)
+    predictor.calibrate(x, 3 + 100 * x[:, 0] * normal(800, seed=1))
+    interval = predictor.predict_interval(x[:4])
+    torch.testing.assert_close(
+        interval.upper - interval.prediction, interval.upper[:1] - 3 + 0 * x[:4, 0]
+    )

@@ -10,6 +10,7 @@ from ffcp.regression.learned.nested import (
     FAMILIES,
     LEVELS,
     ends_at,
+    grown,
     nested,
     position,
     quantile_at,
@@ -71,3 +72,10 @@ def test_grown_sets_are_shorter_than_central_ones_where_noise_is_skewed() -> Non
     # Both hold about 90 %: levels 0.05 to 0.95, and the seventh of the grown sets.
     width = float(central.upper[0, 15] - central.lower[0, 15])
     assert float(grown.upper[0, 7] - grown.lower[0, 7]) < 0.9 * width
+
+
+def test_sets_that_are_equally_short_are_not_told_apart_by_rounding_errors() -> None:
+    even = LEVELS.double().repeat(50, 1)
+    noisy = even + 1e-13 * normal(*even.shape, seed=1).double()
+    for mine, theirs in zip(grown(noisy), grown(even), strict=True):
+        torch.testing.assert_close(mine, theirs)

@@ -89,7 +89,8 @@ def groups(seen: Tensor) -> tuple[Group, ...]:
     >>> [group.positions.tolist() for group in groups(seen)]
     [[0, 2], [1]]
     """
-    overlap = (seen.double() @ seen.double().T > 0).cpu()
+    on_cpu = seen.cpu().double()
+    overlap = on_cpu @ on_cpu.T > 0
     colours: list[int] = []
     for row in range(len(seen)):
         taken = {colours[other] for other in overlap[row, :row].nonzero()[:, 0].tolist()}

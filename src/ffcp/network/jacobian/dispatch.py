@@ -70,7 +70,7 @@ def _smoothed(model: nn.Module, x: Any, name: str, requires: Requires) -> Tensor
         with Cut(model, [name], change=moved) as cut:
             each = requires._replace(method=method.method)
             totals.append(take_norms(model, x, cut(x), [name], each)[name])
-    return torch.stack(totals).double().mean(dim=0).to(totals[0].dtype)
+    return torch.stack(totals).cpu().double().mean(dim=0).to(totals[0])
 
 
 def _exact(model: nn.Module, x: Any, tap: Tapped, norm: float) -> dict[str, Tensor]:

@@ -103,8 +103,9 @@ class Stack:
             places[name] = len(layers)
         if not any(type(layer) is nn.Linear for layer in layers):
             return None
-        places.pop("")
-        return cls(layers, places)
+        # A feature behind the last layer is the output itself, and left to torch.
+        inside = {name: place for name, place in places.items() if name and place < len(layers)}
+        return cls(layers, inside)
 
     def takes(self, x: Any, names: Sequence[str]) -> bool:
         """Whether this input can be run by hand, and the norms at these features taken."""

@@ -153,13 +153,14 @@ def _dataset(lightgbm: Any, x: Tensor, y: Tensor, **more: Any) -> Any:
 
 def _boosted(lightgbm: Any, data: Any, check: Any, rounds: int, level: float, seed: int) -> Any:
     """Return the booster of one quantile."""
+    rows = len(data.get_label())
     settings = {
         "objective": "quantile",
         "alpha": level,
         "learning_rate": _RATE,
         "num_leaves": _LEAVES,
-        "min_data_in_leaf": max(10, min(50, len(data.get_label()) // 40)),
-        "bagging_fraction": _SHARE,
+        "min_data_in_leaf": max(10, min(50, rows // 40)),
+        "bagging_fraction": _SHARE if rows > 1 else 1.0,  # LightGBM refuses to take no row
         "bagging_freq": 1,
         "feature_fraction": _SHARE,
         "seed": seed % 2**31,

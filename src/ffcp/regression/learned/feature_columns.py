@@ -20,6 +20,7 @@ KINDS = (PREDICTION, NORMS, VALUES, INPUT)
 _MOST_COLUMNS = 1024  # of a layer's values or of the input; more are left out
 _MOST_OUTPUTS = 64
 _SMALL_NORM, _SMALL_PREDICTION = 1e-3, 1e-2  # of what is typical; logarithms end there
+_NEAR, _WIDE = 2.0**-20, 4  # of the largest number of a column, and times this: rounding errors
 
 On = str | Callable[[BatchOutput], Tensor]
 
@@ -55,15 +56,23 @@ class FeatureColumns(Described):
     width: int = 0
 
     @classmethod
-    def of(cls, model: nn.Module, x: Any, on: Sequence[On] | None) -> FeatureColumns:
-        """Find the layers of a model, and leave out what is no table of numbers.
+    def of(
+        cls,
+        model: nn.Module,
+        x: Any,
+        on: Sequence[On] | None,
+        layers: Sequence[str] | None = None,
+    ) -> FeatureColumns:
+        """Find the layers of a model, if they are not given, and leave out what is no table.
 
         By itself the input of a table and hidden values are learned from, beside which norms add
         nothing (docs/bands.md); of images and text norms and values are.
         """
         if on is None:
             on = (PREDICTION, VALUES, INPUT if _is_table(x) else NORMS)
-        names = candidates(model, x) if {NORMS, VALUES} & set(on) else []
+        names = layers or ()
+        if layers is None and {NORMS, VALUES} & set(on):
+            names = candidates(model, x)
         inner = [name for name in names if name != INPUT][-1:] if VALUES in on else []
         first = forward.see(model, inputs.take(x, slice(0, 2)), Requires(values=tuple(inner)))
         outputs = first.output[0].numel()
@@ -112,12 +121,38 @@ class FeatureColumns(Described):
         """
         return columns.shape[1] - (self.width if self.takes_input else 0)
 
+    def tied(self, columns: Tensor, typical: Tensor) -> Tensor:
+        """Make one number of those that differ by rounding errors of the model.
+
+        A tree would split between them, and a row by itself has others than in a batch.
+        """
+        computed = len(typical) if self.takes_input else columns.shape[1]
+        parts = columns.split([computed, columns.shape[1] - computed], dim=1)
+        return torch.cat([*map(_tied, parts[0].split(64, dim=1)), parts[1]], dim=1)
+
     def typical(self, columns: Tensor, outputs: int) -> Tensor:
         """Learn below which size predictions and norms are tiny."""
         sizes = columns[:, : outputs * (1 + len(self.norms))].abs().median(dim=0).values
         share = torch.full_like(sizes, _SMALL_NORM)
         share[:outputs] = _SMALL_PREDICTION
         return (sizes * share).clamp_min(torch.finfo(torch.float32).tiny)
+
+
+def _tied(columns: Tensor) -> Tensor:
+    """Replace numbers that lie closer together than rounding errors by the middle between them.
+
+    >>> _tied(torch.tensor([[2.0], [1.0], [2.000001], [1.5]]))[:, 0]
+    tensor([2.0000, 1.0000, 2.0000, 1.5000])
+    """
+    ordered, place = columns.sort(dim=0)
+    near = ordered.abs().amax(dim=0) * _NEAR
+    is_apart, edge = ordered.diff(dim=0) > near, torch.ones_like(ordered[:1], dtype=torch.bool)
+    inf = torch.full_like(ordered, torch.inf)
+    first = torch.where(torch.cat([edge, is_apart]), ordered, -inf).cummax(dim=0).values
+    last = torch.where(torch.cat([is_apart, edge]), ordered, inf).flip(0).cummin(dim=0).values
+    width = last.flip(0) - first
+    middle = torch.where(width <= _WIDE * near, first + width / 2, ordered)
+    return torch.empty_like(columns).scatter_(0, place, middle)
 
 
 def checked_on(on: On | Sequence[On] | None) -> tuple[On, ...] | None:

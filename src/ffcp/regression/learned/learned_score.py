@@ -128,7 +128,7 @@ class LearnedScore(TwoSidedScore):
         """Return the ends (levels, n, m) of the sets of these numbers."""
         if self.side != BOTH:
             return super().region(out, q)
-        return self._ends(out, (q,), lambda own, number: ends_at(nested(own, self.shape), number))
+        return self._ends(out, (q,), ends_at, lambda quantiles: nested(quantiles, self.shape))
 
     def sides(self, out: BatchOutput, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return how many quantiles targets lie below and above the median."""
@@ -161,15 +161,18 @@ class LearnedScore(TwoSidedScore):
         out: BatchOutput,
         thresholds: tuple[Tensor, ...],
         ends: Callable[..., tuple[Tensor, Tensor]],
+        sets: Callable[[Tensor], Any] = lambda quantiles: quantiles,
     ) -> tuple[Tensor, Tensor]:
+        """Return the ends that ``ends`` finds, for every level, in the sets of the quantiles."""
         lowers: list[Tensor] = []
         uppers: list[Tensor] = []
         for part, rows in _parts(out):
             centre, quantiles = _centre(part), self.quantiles(part)
             scale = quantiles.abs().amax(dim=-1)
+            made_of = sets(quantiles)
             own = [t if t.shape[1] == 1 else t[:, rows] for t in thresholds]
             made = [
-                ends(quantiles, *(level.cpu() for level in levels))
+                ends(made_of, *(level.cpu() for level in levels))
                 for levels in zip(*own, strict=True)
             ]
             for side, parts, sign in ((0, lowers, -1), (1, uppers, 1)):

@@ -53,20 +53,26 @@ class ModelQuantiles:
 
 
 class MeanQuantiles:
-    """The mean of the quantiles that small networks and boosted trees have learned.
+    """The weighted mean of the quantiles that small networks and boosted trees have learned.
 
-    Their errors differ, so that their mean is often better than either.
+    Their errors differ, so that their mean is often better than either. ``weight`` is that of the
+    trees.
     """
 
     kind = "both"
 
-    def __init__(self, networks: QuantileNetwork, trees: BoostedQuantiles) -> None:
-        self._networks, self._trees = networks, trees
+    def __init__(
+        self, networks: QuantileNetwork, trees: BoostedQuantiles, weight: float = 0.5
+    ) -> None:
+        self._networks, self._trees, self._weight = networks, trees, weight
 
     def state(self) -> dict[str, Tensor]:
         """Return the tensors of both."""
-        parts = prefixed("network.", self._networks.state())
-        return {**parts, **prefixed("boosting.", self._trees.state())}
+        parts = {
+            **prefixed("network.", self._networks.state()),
+            **prefixed("boosting.", self._trees.state()),
+        }
+        return {**parts, "weight": torch.tensor(self._weight, dtype=torch.float64)}
 
     @classmethod
     def from_state(cls, tensors: Mapping[str, Tensor]) -> MeanQuantiles:
@@ -75,7 +81,11 @@ class MeanQuantiles:
         trees = BoostedQuantiles.from_state(with_prefix("boosting.", tensors))
         if networks.outputs != trees.outputs:
             raise ValueError("networks and trees have learned different numbers of outputs")
-        return cls(networks, trees)
+        own = {name: one for name, one in tensors.items() if "." not in name}
+        weight = float(network.checked_tensors(own, {"weight": (torch.float64, ())})["weight"])
+        if not 0 < weight < 1:
+            raise ValueError(f"expected a weight between 0 and 1, got {weight}")
+        return cls(networks, trees, weight)
 
     @property
     def outputs(self) -> int:
@@ -84,7 +94,7 @@ class MeanQuantiles:
 
     def __call__(self, columns: Tensor) -> Tensor:
         """Return quantiles (n, outputs, levels), in float64."""
-        return (self._networks(columns) + self._trees(columns)) / 2
+        return torch.lerp(self._networks(columns), self._trees(columns), self._weight)
 
 
 NETWORK, BOOSTING, BOTH = KINDS = ("network", "boosting", "both")
@@ -100,15 +110,19 @@ def learn(
     residuals: Tensor,
     seed: int,
     weights: Tensor | None = None,
+    weight: float = 0.5,
     **of_trees: Any,
 ) -> Any:
-    """Learn quantiles of residuals (n, outputs) from columns (n, k) by a learner of this kind."""
+    """Learn quantiles of residuals (n, outputs) from columns (n, k) by a learner of this kind.
+
+    ``weight`` is that of the trees, where both learn.
+    """
     if kind == NETWORK:
         return network.learn(columns, residuals, seed, weights)
     trees = boosting.learn(columns, residuals, seed, weights, **of_trees)
     if kind == BOOSTING:
         return trees
-    return MeanQuantiles(network.learn(columns, residuals, seed, weights), trees)
+    return MeanQuantiles(network.learn(columns, residuals, seed, weights), trees, weight)
 
 
 def checked_learner(kind: str) -> str:

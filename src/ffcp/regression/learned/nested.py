@@ -31,6 +31,7 @@ _STEPS = 10  # steps beyond the last set to grow by its width
 # which their ends lie.
 _HELD = (0.3, 0.5, 0.7, 0.8, 0.85, 0.88, 0.9, 0.92, 0.94, 0.96, 0.98, 0.995)
 _FINE = 161
+_EQUAL = 1e-6  # of the distance between the outer ends: lengths that differ by less are equal
 
 
 class Sets(NamedTuple):
@@ -62,9 +63,10 @@ def grown(quantiles: Tensor) -> Sets:
     True
     """
     ends = quantiles @ _TO_FINE.to(quantiles)
-    lower, upper = [], []
+    firsts, lasts = [], []
     first = last = torch.zeros(ends.shape[:-1], dtype=torch.long, device=ends.device)
     starts = torch.arange(_FINE, device=ends.device)
+    equal = _EQUAL * (ends[..., -1:] - ends[..., :1])
     for number, held in enumerate(_HELD):
         steps = min(round(held / _SPAN * (_FINE - 1)), _FINE - 1)
         widths = ends[..., steps:] - ends[..., : _FINE - steps]
@@ -72,12 +74,16 @@ def grown(quantiles: Tensor) -> Sets:
         if number:  # no end may move inward
             outside = (start > first[..., None]) | (start + steps < last[..., None])
             widths = widths.masked_fill(outside, torch.inf)
-        first = widths.argmin(dim=-1)
+        # The first of the shortest, as far as rounding errors can tell: those of a row by itself
+        # are others than in a batch.
+        shortest = widths.amin(dim=-1, keepdim=True) + equal
+        first = (widths <= shortest).int().argmax(dim=-1)
         last = first + steps
-        lower.append(ends.gather(-1, first[..., None])[..., 0])
-        upper.append(ends.gather(-1, last[..., None])[..., 0])
-    middle = (lower[0] + upper[0]) / 2
-    return Sets(torch.stack([middle, *lower], -1), torch.stack([middle, *upper], -1))
+        firsts.append(first)
+        lasts.append(last)
+    lower, upper = (ends.gather(-1, torch.stack(places, -1)) for places in (firsts, lasts))
+    middle = (lower[..., :1] + upper[..., :1]) / 2
+    return Sets(torch.cat([middle, lower], -1), torch.cat([middle, upper], -1))
 
 
 def _on_lines(places: Tensor, wanted: Tensor) -> Tensor:

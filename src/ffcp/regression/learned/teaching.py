@@ -25,6 +25,7 @@ MOST_ROWS = 20_000  # that teach; more take their time and add little
 _FOLDS = 3  # rows that teach are judged by what the other folds taught, ...
 _JUDGED = 2000  # ... until so many are: more would take their time and tell little
 _WEIGHT = 0.5  # of a training row beside a fresh one
+_STACKED = (0.5, 0.25, 0.75)  # weights of trees beside networks that are compared
 _MISSES = 100  # how many calibration rows an interval should miss: 1,000 calibrate at alpha = 0.1
 CROSS_FITTED = "cross-fitted quantiles"
 TRAINING_ROWS, CALIBRATION_ROWS = "training rows", "calibration rows"
@@ -84,21 +85,24 @@ class Teacher:
     config: Mapping[str, Any] = field(default_factory=dict)
 
     def taught(
-        self, kind: str, fresh: Rows, rounds: Sequence[int] | None = None, **config: Any
+        self, kind: str, fresh: Rows, cross_fit: CrossFit | None = None, **config: Any
     ) -> LearnedScore:
-        """Return the score that all rows teach; ``rounds`` is how many trees quantiles have."""
-        learner, typical = self._learned(kind, pooled(fresh, self.training), rounds=rounds)
+        """Return the score that all rows teach, with as many trees as ``cross_fit`` found."""
+        found: dict[str, Any] = {}
+        if cross_fit is not None:
+            found = {"rounds": cross_fit.rounds or None, "weight": cross_fit.weight}
+        learner, typical = self._learned(kind, pooled(fresh, self.training), **found)
         return LearnedScore(
             self.sight, kind, **{**self.config, **config}, learner=learner, typical=typical
         )
 
-    def _learned(self, kind: str, rows: Rows, **of_trees: Any) -> tuple[Any, Tensor]:
+    def _learned(self, kind: str, rows: Rows, **settings: Any) -> tuple[Any, Tensor]:
         """Return what learned from rows, and the typical sizes of their columns."""
         typical = self.sight.typical(rows.columns, rows.residuals.shape[1])
-        if (held := of_trees.get("held")) is not None:
-            of_trees["held"] = (self.sight.logarithmic(held.columns, typical), held.residuals)
-        seen = self.sight.logarithmic(rows.columns, typical)
-        ways = {"tail": self.tail, "first": self.sight.for_trees(seen), **of_trees}
+        if (held := settings.get("held")) is not None:
+            settings["held"] = (self.sight.logarithmic(held.columns, typical), held.residuals)
+        seen = self.sight.logarithmic(self.sight.tied(rows.columns, typical), typical)
+        ways = {"tail": self.tail, "first": self.sight.for_trees(seen), **settings}
         return learners.learn(kind, seen, rows.residuals, self.seed, rows.weights, **ways), typical
 
     def cross_fitted(self, kind: str, fresh: Rows, step: Callable[[], object]) -> CrossFit:
@@ -118,10 +122,28 @@ class Teacher:
 
 
 class CrossFit(NamedTuple):
-    """Quantiles (n, m, levels) that other folds taught, and how many trees these had."""
+    """Quantiles (n, m, levels) that other folds taught, and what they found to be best.
+
+    ``rounds`` is how many trees each quantile has, ``weight`` that of trees beside networks.
+    """
 
     quantiles: Tensor
     rounds: list[int]
+    weight: float = 0.5
+
+
+def stacked(networks: CrossFit, trees: CrossFit, residuals: Tensor) -> CrossFit:
+    """Return the weighted mean of both with the smallest pinball loss on these residuals."""
+    used = judged(len(residuals))
+
+    def loss(weight: float) -> float:
+        quantiles = torch.lerp(networks.quantiles[used], trees.quantiles[used], weight)
+        error = residuals[used][..., None] - quantiles
+        return float(torch.maximum(LEVELS * error, (LEVELS - 1) * error).nanmean())
+
+    weight = min(_STACKED, key=loss)
+    quantiles = torch.lerp(networks.quantiles, trees.quantiles, weight)
+    return CrossFit(quantiles, trees.rounds, weight)
 
 
 def folds_of(rows: int) -> int:

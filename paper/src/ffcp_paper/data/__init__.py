@@ -1,0 +1,1 @@
+"""Files, parsers and splits of the data sets, and the cache of computed results."""

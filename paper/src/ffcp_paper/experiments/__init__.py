@@ -1,0 +1,1 @@
+"""The measurements that tables and figures are made of."""

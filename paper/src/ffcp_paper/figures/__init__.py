@@ -1,0 +1,1 @@
+"""The figures of the paper, drawn with our data."""

@@ -1,0 +1,1 @@
+"""The tables of the paper with our numbers beside the printed ones."""
