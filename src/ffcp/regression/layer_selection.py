@@ -47,6 +47,8 @@ class ScaleSelection(Selection):
     ``score`` is a :class:`ffcp.regression.scaled_score.ScaledScore` that leaves either open.
     """
 
+    is_optional = True
+
     def __init__(self, score: Any, scales: Mapping[str, Scale] | None = None) -> None:
         self.score, self.scales = score, dict(scales or {})
         self.what = getattr(score.scale, "what", "the scale of each output")
