@@ -232,14 +232,13 @@ def _select(
     has_groups = chosen.calibration.traits.groups
     labels = [chosen.calibration.labels(part.out) for part in waiting if has_groups]
     mask = division.mask(sum(rows), len(set(chain(*labels))) if labels else 1)
-    simplest = [one.without_rows(sum(rows), settings.alpha) for one in selections]
-    if len(simplest) == 1 and simplest[0] is not None:
+    if len(selections) == 1 and selections[0].is_optional:
         is_short = int((~mask).sum()) < rows_needed(settings.alpha)
         targets = torch.cat([part.y for part in waiting])
         needed = rows_needed(settings.alpha_of_each(settings.alpha, targets[:1].numel()))
         mask = _spared(mask, list(chain(*labels)) or [0] * sum(rows), ~targets.isnan(), needed)
         if is_short or int(mask.sum()) < selections[0].fewest_rows:
-            score, _, report, warning = simplest[0]
+            score, _, report, warning = selections[0].without_rows(sum(rows), settings.alpha)
             warnings = [warning] if warning else []
             return _Chosen(score, chosen.calibration, report, warnings, 0), waiting
     count, left = int(mask.sum()), int((~mask).sum())

@@ -81,12 +81,14 @@ def intervals(
     return axes[0] if len(axes) == 1 else np.array(axes, dtype=object)
 
 
-def ellipses(band: Any, y: Any = None, *, rows: Sequence[int] = range(12), ax: Any = None) -> Any:
+def ellipses(
+    ellipsoid: Any, y: Any = None, *, rows: Sequence[int] = range(12), ax: Any = None
+) -> Any:
     """Draw the ellipses of two outputs in their plane; those of several levels are nested.
 
     Parameters
     ----------
-    band
+    ellipsoid
         An :class:`~ffcp.regression.ellipsoid.Ellipsoid` of two outputs.
     y
         Targets (n, 2), drawn as dots; those outside the (widest) ellipse in red.
@@ -96,11 +98,13 @@ def ellipses(band: Any, y: Any = None, *, rows: Sequence[int] = range(12), ax: A
         The axes to draw into.
     """
     ax = _panels(1, size=(4.6, 4.6))[0] if ax is None else ax
-    root = np.linalg.cholesky(_array(band.correlation))
+    root = np.linalg.cholesky(_array(ellipsoid.correlation))
     turn = np.linspace(0, 2 * math.pi, 181)
     circle = root @ np.stack([np.cos(turn), np.sin(turn)])
-    centre, lower, upper = _laid_out(band)
-    inside = None if y is None else _array(band.contains(y)).reshape(len(lower), -1).max(axis=0)
+    centre, lower, upper = _laid_out(ellipsoid)
+    inside = (
+        None if y is None else _array(ellipsoid.contains(y)).reshape(len(lower), -1).max(axis=0)
+    )
     for row in [row for row in rows if row < len(centre)]:
         for half in (upper - lower)[:, row] / 2:
             ax.fill(*(centre[row][:, None] + half[:, None] * circle), color=_BAND, alpha=0.25, lw=0)
@@ -112,22 +116,24 @@ def ellipses(band: Any, y: Any = None, *, rows: Sequence[int] = range(12), ax: A
     return ax
 
 
-def calibration_curve(band: Any, y: Any, *, missing: bool = False, ax: Any = None) -> Any:
-    """Draw the coverage of intervals of several levels against the coverage asked for.
+def calibration_curve(interval: Any, y: Any, *, missing: bool = False, ax: Any = None) -> Any:
+    """Draw the coverage of intervals of several levels against the nominal coverage.
 
     Bars are 95 % confidence intervals of the measured coverage; on the diagonal both are equal.
     """
-    if not isinstance(band.alpha, tuple):
-        raise ValueError("a calibration curve needs bands of several levels: alpha=(0.5, 0.2, ...)")
-    coverages = metrics.coverage(band, y, missing=missing)
-    asked = 1 - np.array(band.alpha)
-    order = asked.argsort()
+    if not isinstance(interval.alpha, tuple):
+        raise ValueError(
+            "a calibration curve needs intervals of several levels: alpha=(0.5, 0.2, ...)"
+        )
+    coverages = metrics.coverage(interval, y, missing=missing)
+    nominal = 1 - np.array(interval.alpha)
+    order = nominal.argsort()
     share, low, high = np.array([(float(one), one.low, one.high) for one in coverages])[order].T
     (axes,) = [ax] if ax is not None else _panels(1, size=(4.2, 4.2))
-    axes.plot([0, 1], [0, 1], color="#999999", lw=1, ls="--", label="asked for")
+    axes.plot([0, 1], [0, 1], color="#999999", lw=1, ls="--", label="nominal")
     errors = np.clip([share - low, high - share], 0, 1)
     look = {"fmt": "o-", "ms": 4, "lw": 1.2, "color": _BAND, "label": "measured"}
-    axes.errorbar(asked[order], share, errors, **look)
+    axes.errorbar(nominal[order], share, errors, **look)
     axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="1 - alpha", ylabel="covered", aspect="equal")
     axes.legend(frameon=False, fontsize=8, loc="upper left")
     return axes
@@ -143,7 +149,7 @@ def group_coverage(
     xlabel: str = "group",
     ax: Any = None,
 ) -> Any:
-    """Draw the coverage of each group, with its 95 % interval, and the coverage asked for.
+    """Draw the coverage of each group, with its 95 % interval, and the nominal coverage.
 
     Parameters
     ----------
@@ -166,7 +172,7 @@ def group_coverage(
     look = {"fmt": "o", "ms": 5, "lw": 1.4, "capsize": 3, "color": _BAND, "label": "measured"}
     axes.errorbar(range(len(found)), share, np.clip([share - low, high - share], 0, 1), **look)
     if interval.alpha is not None:
-        axes.axhline(1 - interval.alpha, color="#999999", lw=1, ls="--", label="asked for")
+        axes.axhline(1 - interval.alpha, color="#999999", lw=1, ls="--", label="nominal")
     names = [str(name) for name in found]
     turned = {"rotation": 30, "ha": "right"} if max(map(len, names)) > 9 else {}
     axes.set_xticks(range(len(found)), names, **turned)
@@ -321,12 +327,12 @@ def _roughness(values: np.ndarray) -> float:
     return float(np.abs(np.diff(values)).sum() / np.ptp(values))
 
 
-def _laid_out(band: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _laid_out(interval: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the prediction (n, m) and the ends (levels, n, m) of intervals."""
-    centre = _array(band.prediction)
+    centre = _array(interval.prediction)
     shape = (len(centre), -1)
-    levels = len(band.lower) if band.lower.dim() > band.prediction.dim() else 1
-    lower, upper = (_array(end).reshape(levels, *shape) for end in (band.lower, band.upper))
+    levels = len(interval.lower) if interval.lower.dim() > interval.prediction.dim() else 1
+    lower, upper = (_array(end).reshape(levels, *shape) for end in (interval.lower, interval.upper))
     return centre.reshape(shape), lower, upper
 
 

@@ -200,10 +200,9 @@ class Predictor(Persistent):
                 partial(self._outputs_of, new, calibration.requires(), read),
             )
             looks = self._looks(update)
-            batches = self.batches(x, y, groups, read, weights=weights)
             with progress(inputs.expected_rows(x, y), "calibrating", "rows") as step:
-                counted = _counted(batches, step)
-                result = calibrate(score, calibration, counted, looks, settings, rank_error)
+                batches = self.batches(x, y, groups, read, weights=weights, step=step)
+                result = calibrate(score, calibration, batches, looks, settings, rank_error)
             counts = looks.finish(result)
             if not identity.is_that_of(self.model):
                 raise RuntimeError(
@@ -312,8 +311,9 @@ class Predictor(Persistent):
         read: inputs.Reader | None = None,
         call: str = "",
         weights: Any = None,
+        step: Callable[[int], object] | None = None,
     ) -> Iterator[Batch]:
-        """Yield the data in batches for the model."""
+        """Yield the data in batches for the model; ``step`` counts the rows that are done."""
         is_plain, row = groups is None and weights is None, 0
         beside = None if is_plain else inputs.BesideRows(groups, weights)
         read = inputs.Reader(self.model, self._state.layout) if read is None else read
@@ -327,6 +327,8 @@ class Predictor(Persistent):
                 own = own if beside is None else beside.of(batch, row, count)
                 columns = read.layout.get("x", {}).get("columns")
                 yield Batch(batch, part, row, own[0], own[1], columns)
+                if step is not None:
+                    step(count)
                 start, row = start + count, row + count
         if beside is not None:
             beside.check(row)
@@ -463,9 +465,3 @@ class Predictor(Persistent):
             "torch.compile(model) if the model is large, or export(path, example) for a server. "
             "In a compiled function, call torch.compiler.disable(predictor.forward)"
         )
-
-
-def _counted(batches: Iterator[Batch], step: Callable[[int], object]) -> Iterator[Batch]:
-    for batch in batches:
-        yield batch
-        step(len(batch.y))

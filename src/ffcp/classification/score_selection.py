@@ -81,6 +81,7 @@ class LabelScoreSelection(Selection):
     allow_empty: bool = False
     other_labels: bool = False
     what = "the label score"
+    is_optional = True
     fewest_rows = _FEWEST
     draws = randomized = takes_logits = True
 

@@ -65,7 +65,9 @@ class Selection(Described):
     what = "what is left open"
     #: How many rows are enough to select; more would only cost time and memory.
     most_rows = 10_000
-    #: With fewer rows set aside, :meth:`without_rows` decides, if it can.
+    #: Whether :meth:`without_rows` settles it where rows are too few to be divided ...
+    is_optional = False
+    #: ... or fewer than these would be set aside.
     fewest_rows = 0
     #: Whether it needs unlabelled inputs, ``calibrate(x, y, new=...)``.
     takes_new = False
@@ -92,9 +94,9 @@ class Selection(Described):
         """Whether it could have selected a score that a file holds."""
         return False
 
-    def without_rows(self, rows: int, alpha: Any) -> Any:
-        """Return a :class:`Selected` for too few rows to divide; ``None`` if that is an error."""
-        return None
+    def without_rows(self, rows: int, alpha: Any) -> Selected:
+        """Return a settled score where rows are too few, if it :attr:`is_optional`."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)

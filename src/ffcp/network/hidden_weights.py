@@ -31,12 +31,8 @@ def own_names(module: nn.Module) -> list[str]:
     return sorted(module.__dict__.keys() - _TORCHS)
 
 
-def may_hold_more(module: nn.Module) -> bool:
-    """Whether a module has hooks, or attributes that may hold what torch does not list."""
-    return bool(module._forward_hooks or module._forward_pre_hooks or _holders(module))
-
-
-def _holders(module: nn.Module) -> list[str]:
+def holders(module: nn.Module) -> list[str]:
+    """Return the names of attributes that may hold what torch does not list."""
     return [name for name in own_names(module) if type(module.__dict__[name]) not in _PLAIN]
 
 
@@ -54,7 +50,7 @@ def unlisted(module: nn.Module) -> list[tuple[str, Tensor | nn.Module]]:
     [('_forward_hooks.0.adapter', Linear(in_features=1, out_features=1, bias=True))]
     """
     found: list[tuple[str, Tensor | nn.Module]] = []
-    for name in _holders(module):
+    for name in holders(module):
         _look(module.__dict__[name], name, found, set())
     for kind in _HOOKS:
         for place, hook in enumerate(getattr(module, kind).values()):

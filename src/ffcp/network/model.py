@@ -28,7 +28,7 @@ from torch import Tensor, fx, nn
 
 from ffcp import files
 from ffcp.locks import lock
-from ffcp.network.hidden_weights import may_hold_more, own_names, unlisted
+from ffcp.network.hidden_weights import holders, own_names, unlisted
 from ffcp.network.model_output import Picking
 
 Stamp = tuple[Any, ...]
@@ -71,7 +71,9 @@ class _Parts:
         self.is_plain = True  # whether torch lists all there is
         for module in modules:  # which grows
             inner = [child for child in module._modules.values() if child is not None]
-            if may_hold_more(module) or any(_function_of(child) is not child for child in inner):
+            hooks = module._forward_hooks or module._forward_pre_hooks
+            is_wrapped = any(_function_of(child) is not child for child in inner)
+            if hooks or holders(module) or is_wrapped:
                 self.is_plain = False
                 more = [thing for _, thing in unlisted(module)]
                 hidden += [thing for thing in more if isinstance(thing, Tensor)]
@@ -208,9 +210,7 @@ def borrowed(model: nn.Module, now: Weights | None = None) -> Iterator[nn.Module
     frozen = frozen_copy(model) if frozen is None else frozen
     if frozen is None:
         if known.alone is None:
-            alone = lock(
-                reentrant=True
-            )  # outside, as making one waits for a process that is forked
+            alone = lock(reentrant=True)  # outside _LOCK, as it may wait for a fork
             with _LOCK:
                 known.alone = known.alone or alone
         with known.alone:

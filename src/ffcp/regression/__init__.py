@@ -1,1 +1,1 @@
-"""Bands for regression: bases, scales, families of nested bands, and the methods made of them."""
+"""Prediction intervals for regression: bases, scales, scores and predictors."""

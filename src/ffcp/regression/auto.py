@@ -97,6 +97,7 @@ class MethodSelection(Selection):
     layers: Sequence[str] = ()
     lesson: Lesson | None = None
     what = "the method"
+    is_optional = True
     selects_calibration = True
 
     def prepared(self, model: Any, x: Any) -> MethodSelection:

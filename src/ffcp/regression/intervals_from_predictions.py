@@ -54,8 +54,8 @@ def intervals_from(
     Examples
     --------
     >>> y = np.random.default_rng(0).normal(size=1000)
-    >>> band = intervals_from(np.zeros(1000), y, np.array([0.0, 5.0]), alpha=0.1)
-    >>> [round(float(end), 2) for end in (band.upper - band.lower)]
+    >>> interval = intervals_from(np.zeros(1000), y, np.array([0.0, 5.0]), alpha=0.1)
+    >>> [round(float(end), 2) for end in interval.width]
     [3.11, 3.11]
     """
     levels, are_many = requested_alphas(alpha, confidence_level, unknown)

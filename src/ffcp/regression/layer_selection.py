@@ -47,6 +47,8 @@ class ScaleSelection(Selection):
     ``score`` is a :class:`ffcp.regression.scaled_score.ScaledScore` that leaves either open.
     """
 
+    is_optional = True
+
     def __init__(self, score: Any, scales: Mapping[str, Scale] | None = None) -> None:
         self.score, self.scales = score, dict(scales or {})
         self.what = getattr(score.scale, "what", "the scale of each output")
@@ -152,14 +154,14 @@ class Choice(ShownAsTable, Described):
     feature
         The chosen feature; ``"output"`` means plain CP.
     candidates
-        For each candidate its mean band length and the rank correlation between its scale and
+        For each candidate its mean interval length and the rank correlation between its scale and
         the residual (0 for plain CP, whose scale is constant).
     rows
         How many rows chose. They took no part in the calibration.
     alpha
         The level at which lengths were compared.
     side
-        Which side of bands is promised; of one side reaches are compared, see
+        Which side of intervals is promised; for one side reaches are compared, see
         :class:`ffcp.regression.layer_selection.Candidate`.
 
     Examples

@@ -1,1 +1,1 @@
-"""Bands that learn from what the network computes anyway: quantiles of its residual."""
+"""Prediction intervals between learned quantiles of the residual."""

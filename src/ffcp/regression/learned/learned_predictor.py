@@ -82,8 +82,8 @@ class Learned(LearnsFromTraining):
     >>> y = x[:, 0] * torch.randn(1200)  # noise grows to the right
     >>> model = nn.Linear(1, 1)  # yours is trained
     >>> predictor = Learned(model).fit(x[:600], y[:600]).calibrate(x[600:], y[600:])
-    >>> band = predictor.predict_interval(torch.tensor([[0.1], [0.9]]), alpha=0.1)
-    >>> bool(band.width[0] < band.width[1])
+    >>> interval = predictor.predict_interval(torch.tensor([[0.1], [0.9]]), alpha=0.1)
+    >>> bool(interval.width[0] < interval.width[1])
     True
     """
 
