@@ -251,7 +251,7 @@ def _is_dataset(x: Any) -> bool:
 
 def expected_rows(x: Any, y: Any) -> int | None:
     """Return how many rows there will be, as far as it can be known before they are read."""
-    rows = y if y is not None else x if _is_dataset(x) else getattr(x, "dataset", None)
+    rows: Any = y if y is not None else x if _is_dataset(x) else getattr(x, "dataset", None)
     try:
         return len(rows)
     except TypeError:  # a stream

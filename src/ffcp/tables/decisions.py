@@ -72,7 +72,7 @@ def _rare(goal: Target, division: RowSplit) -> list[str]:
 
 def chosen(predictor: Any, unit: float) -> Any:
     """Return how the method was chosen, in the units of the target; ``None`` without a choice."""
-    choice = getattr(predictor, "choice", None)
+    choice: Any = getattr(predictor, "choice", None)
     return choice.in_units(unit) if hasattr(choice, "in_units") else choice
 
 
