@@ -57,7 +57,7 @@ class ScoreChoice(ShownAsTable, Described):
     def ranking(self) -> Ranking:
         """Return the candidates, the best first; of those that differ in a penalty the best one."""
         if not self.rows:
-            few = f"without a choice: fewer than {_FEWEST} rows could be spared"
+            few = f"not selected: fewer than {_FEWEST} rows could be set aside"
             return Ranking([f"{_explained(self.score)}; {few}"], (), (), 0)
         best = {_explained(self.score): self.trials[self.score]}
         for name, size in sorted(self.trials.items(), key=lambda trial: trial[1]):

@@ -77,7 +77,7 @@ def train(
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(network.parameters(), lr=2e-3, weight_decay=3e-4)
     averaged: Any = AveragedModel(network, multi_avg_fn=_towards)
-    begin = last_look = time.monotonic()  # after torch has loaded its optimizers
+    begin = time.monotonic()  # after torch has loaded its optimizers
     boosted = None
     if network.shape.has_quantiles and find_spec("lightgbm") is not None:
         drawn = network.quantiles.drawn
@@ -85,7 +85,7 @@ def train(
         boosted = trees.learn(x, y, drawn(y), validation, _TREES * seconds, seed)
     batch = min(_BATCH, max(8, len(x) // 8))
     best, kept, best_epoch, done = math.inf, copy.deepcopy(network.state_dict()), 0.0, 0.0
-    ended, wait = "", _LOOK
+    ended, wait, last_look = "", _LOOK, time.monotonic()  # trees may have taken longer than a look
     try:
         with torch.random.fork_rng():
             torch.manual_seed(seed)  # of dropout
