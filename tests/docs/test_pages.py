@@ -36,7 +36,7 @@ WITH_CODE = [
 # Tables of a benchmark; and a page that is long for now.
 SHORT = [page for page in PAGES if page.name not in {"bands.md", "reliability.md"}]
 # Pages that speak of the paper's tables and pictures, and one that is written by a benchmark.
-OF_THE_PAPER = {"paper.md", "bands.md", "segmentation_results.md", "glossary.md", "reliability.md"}
+OF_THE_PAPER = {"paper.md", "bands.md", "segmentation_results.md", "glossary.md"}
 PLAIN = [
     page
     for page in (ROOT / "README.md", *PAGES)
