@@ -60,6 +60,17 @@ def test_p_values_are_those_of_crepes(
     np.testing.assert_allclose(ours, expected, atol=1e-12)
 
 
+def test_p_values_of_a_class_count_the_rows_of_that_class() -> None:
+    (x, y), (new, _) = draw(150), draw(40, seed=1)
+    predictor = ffcp.LAC(nn.Identity(), class_conditional=True).calibrate(x, y)
+    scores, of_new = predictor.score(x, y).reshape(-1), predictor.score_all(new)
+    for label in range(K):
+        own = scores[y == label]
+        at_least = (own[None] >= of_new[:, label, None]).sum(dim=1)
+        expected = (at_least + 1) / (len(own) + 1)
+        assert torch.allclose(predictor.p_values(new)[:, label], expected.double())
+
+
 @pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
 @pytest.mark.parametrize("make", [ffcp.LAC, ffcp.APS, ffcp.RAPS])
 @pytest.mark.parametrize("other_labels", [False, True])
