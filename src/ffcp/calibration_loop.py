@@ -237,7 +237,7 @@ def _select(
         targets = torch.cat([part.y for part in waiting])
         needed = rows_needed(settings.alpha_of_each(settings.alpha, targets[:1].numel()))
         mask = _spared(mask, list(chain(*labels)) or [0] * sum(rows), ~targets.isnan(), needed)
-        if is_short or int(mask.sum()) < selections[0].fewest_rows:
+        if is_short or int(mask.sum()) < max(1, selections[0].fewest_rows):
             score, _, report, warning = selections[0].without_rows(sum(rows), settings.alpha)
             warnings = [warning] if warning else []
             return _Chosen(score, chosen.calibration, report, warnings, 0), waiting

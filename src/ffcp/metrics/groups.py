@@ -142,6 +142,6 @@ def size_stratified_coverage(
     groups: dict[Hashable, Coverage] = {}
     for stratum in strata.unique():
         own, inside = lengths[strata == stratum], hits[strata == stratum]
-        name = f"{number(float(own.min()))} to {number(float(own.max()))}"
+        name = f"{float(own.min()):.4g} to {float(own.max()):.4g}"
         groups[name] = Coverage(float(inside.mean()), len(inside))
     return GroupCoverage(groups)
