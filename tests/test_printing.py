@@ -57,7 +57,7 @@ def test_a_monitor_explains_its_columns() -> None:
     assert repr(monitor) == text
     for column in ("value", "most", "limit"):
         assert f"\n{column}:" in text
-    assert max(map(len, text.splitlines())) <= 100
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def tried(method: str) -> AutoChoice:

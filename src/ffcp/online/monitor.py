@@ -329,8 +329,8 @@ class Monitor(Resumable):
                 "value": share,
                 "most": high,
                 "limit": target,
-                "says": f"between {low:.3f} and {high:.3f}, "
-                + ("below the target" if high < target else "consistent with the target"),
+                "says": f"{low:.3f} to {high:.3f}, "
+                + ("too low" if high < target else "as expected"),
             }
             for group, (share, low, high, rows) in covered.items()
         ]
@@ -407,7 +407,7 @@ class Monitor(Resumable):
 
 COLUMNS = """
 value: current evidence of drift (1 is none), or the share of rows covered
-most:  the largest evidence so far, or the upper end of the coverage's confidence interval
+most:  the largest evidence so far, or the upper confidence limit of coverage
 limit: the evidence at which an alarm is raised, or the target coverage"""
 
 
