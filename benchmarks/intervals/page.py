@@ -57,6 +57,7 @@ _SHORT = (
 )  # fmt: skip
 assert set(_ORDER) == set(METHODS)
 
+_LEARNED = "learned from training and calibration rows, "  # begins the names of most candidates
 Lines = list[tuple[str, ...]]  # a heading with a title in front, and rows
 
 
@@ -150,8 +151,9 @@ def _choice_table(results: Results) -> Lines:
             names = Counter(str(one[method].chosen) for one in seeds.values() if method in one)
             cells.append("; ".join(f"{name} ({times})" for name, times in names.most_common()))
             cells.append(best_of_data(results, data, what) or "")
+        cells = [cell.replace(_LEARNED, "learned, ") for cell in cells]
         rows.append((data, *cells))
-    title = "What Auto took, how often, and which candidate was best on the test rows"
+    title = "What Auto selected, how often, and which candidate was best on the test rows"
     heading = ("data", "by score", "best in hindsight", "by length", "best in hindsight")
     return [(title, *heading), *rows]
 
@@ -219,17 +221,17 @@ _CHOOSE = """
 - **Another model**, as boosted CQR, if the network need not stay: see [tables](tables.md), where
   `ffcp fit` trains its own.
 
-An interval of Auto holds a new target with probability at least 1 - alpha, whatever the data and
+An interval of Auto contains a new target with probability at least 1 - alpha, whatever the data and
 whatever was selected: the rows that teach or select take no part in the calibration. That is an
 average over inputs and over calibration sets; what the columns on the worst third and the excess
-risk show is measured, not promised.
+risk show is measured, not guaranteed.
 """
 
 _SERIES = """
 ## Two series, in order of time
 
 Training, calibration and test rows follow each other in time (a stretch of {rows:,} rows that
-depends on the seed), so new rows are not like calibration rows, and nothing is promised;
+depends on the seed), so new rows are not like calibration rows, and nothing is guaranteed;
 [shift](shift.md) is about what can be done.
 
 """
