@@ -21,6 +21,7 @@ _BARS = 80  # intervals drawn one by one; more cannot be told apart
 _DOTS = 4000  # targets drawn
 _PANELS = 9  # outputs drawn
 _ROUGH = 6.0  # ends that go up and down by so many times their range are no line
+_SMALL_STEP = 0.05  # of their range, on average: a line again, as the steps of trees are
 
 
 def intervals(
@@ -259,7 +260,7 @@ def _draw(
     if y is not None:
         _targets(ax, x, y, lower.min(axis=0), upper.max(axis=0))
     low, high = _limits(centre, lower, upper, y)
-    is_line = max(_roughness(end[order]) for end in (lower[0], upper[0], centre)) < _ROUGH
+    is_line = all(_is_line(end[order]) for end in (lower[0], upper[0], centre))
     grid = np.linspace(x.min(), x.max(), _BARS)
     bars = order[np.unique(np.searchsorted(x[order], grid).clip(0, len(x) - 1))]
     for depth, level in enumerate(by_width):
@@ -319,12 +320,13 @@ def _limits(*parts: np.ndarray | None) -> tuple[float, float]:
     return low - room, high + room
 
 
-def _roughness(values: np.ndarray) -> float:
-    """Return how often a line goes up and down by its whole range."""
+def _is_line(values: np.ndarray) -> bool:
+    """Whether values go up and down by their whole range a few times only, or by small steps."""
     values = values[np.isfinite(values)]
     if len(values) < 3 or np.ptp(values) == 0:
-        return 0.0
-    return float(np.abs(np.diff(values)).sum() / np.ptp(values))
+        return True
+    steps = np.abs(np.diff(values)) / np.ptp(values)
+    return bool(steps.sum() < _ROUGH or steps.mean() < _SMALL_STEP)
 
 
 def _laid_out(interval: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
