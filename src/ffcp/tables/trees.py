@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ffcp.extras import needed
+from ffcp.regression.learned import boosting
 from ffcp.regression.learned.nested import KNOTS
 from ffcp.regression.learned.trees import Trees
 
@@ -88,7 +89,7 @@ def learn(
     dumps: list[dict[str, Any]] = []
     settings = {
         **_SETTINGS, "min_data_in_leaf": max(5, min(40, len(x) // 40)), "seed": seed % 2**31,
-        "num_threads": torch.get_num_threads(),
+        "num_threads": boosting.threads_for(len(x)),
     }  # fmt: skip
     for target, held_out, levels in ((y, stop[1], (None,)), (drawn, stop[2], KNOTS.tolist())):
         data = lightgbm.Dataset(x.numpy(), target.double().numpy())
