@@ -64,6 +64,8 @@ def test_a_notebook_runs_again_as_it_was_kept(
     monkeypatch.delenv("FFCP_DATA", raising=False)
     for name, value in OFFLINE.items():
         monkeypatch.setenv(name, value)
+    # Tests run side by side: threads of several processes would wait for each other.
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     out = tmp_path / path.name
     code = (
         "import sys, nbformat; sys.path.insert(0, sys.argv[1]); import notebooks;"
