@@ -162,21 +162,21 @@ def joined(outs: Sequence[BatchOutput]) -> BatchOutput:
     >>> joined([part_of(whole, slice(0, 2)), part_of(whole, slice(2, 5))]).rows
     [0, 1, 2, 3, 4]
     """
-    first = outs[0]
 
-    def all_of(column: Any) -> Any:
-        columns = [column(out) for out in outs]
-        if columns[0] is None or isinstance(columns[0], Tensor):
-            return None if columns[0] is None else torch.cat(columns)
-        return [one for some in columns for one in some]
+    def together(parts: Sequence[Any]) -> Any:
+        if parts[0] is None or isinstance(parts[0], Tensor):
+            return None if parts[0] is None else torch.cat(parts)
+        return [one for part in parts for one in part]
 
+    x, output, norms, values, *beside, columns = zip(*outs, strict=True)
     return BatchOutput(
-        None if first.x is None else inputs.join([out.x for out in outs]),
-        all_of(lambda out: out.output),
-        {name: all_of(lambda out, n=name: out.norms[n]) for name in first.norms},
-        {name: all_of(lambda out, n=name: out.values[n]) for name in first.values},
-        *(all_of(lambda out, n=number: out[n]) for number in range(4, 8)),
-    )._replace(columns=first.columns)
+        None if x[0] is None else inputs.join(x),
+        torch.cat(output),
+        {name: torch.cat([one[name] for one in norms]) for name in norms[0]},
+        {name: torch.cat([one[name] for one in values]) for name in values[0]},
+        *map(together, beside),
+        columns[0],
+    )
 
 
 def norms_of_output(output: Tensor, requires: Requires) -> Tensor:
