@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ffcp.conformal.kernel_weights import Entry, RunningSums, Surroundings, level_target
+from ffcp.conformal.kernel_weights import Entry, RunningSums, Surroundings
 from ffcp.conformal.neighbours import NearestSums
-from ffcp.conformal.rank import conformal_rank
+from ffcp.conformal.rank import conformal_rank, exact_share
 
 _MARGIN = 1e-12  # far more than a quotient is rounded by, far less than shares differ by
 Sums = RunningSums | NearestSums
@@ -53,22 +53,17 @@ class Level:
     around: Surroundings
     own: int
 
-    @property
-    def least(self) -> Tensor:
-        """The smallest share that there can be with a new row."""
-        return self.around.smaller / (self.around.everyone + self.own).double()
-
-    @property
-    def most(self) -> Tensor:
-        """The largest share that there can be with a new row."""
-        return (self.around.smaller + self.own) / (self.around.everyone + self.own).double()
+    def shares(self) -> tuple[Tensor, Tensor]:
+        """Return the smallest and the largest share that there can be with a new row."""
+        smaller, everyone = self.around.smaller, (self.around.everyone + self.own).double()
+        return smaller / everyone, (smaller + self.own) / everyone
 
     def bound(self, alpha: Any) -> Fraction | None:
         """Return a level that is enough for every new row; ``None`` if no level is."""
         k = conformal_rank(len(self.rows), alpha)
         if k > len(self.rows):
             return None
-        row = int(self.most.argsort(stable=True)[k - 1])
+        row = int(self.shares()[1].argsort(stable=True)[k - 1])
         smaller, everyone = int(self.around.smaller[row]), int(self.around.everyone[row])
         return Fraction(smaller + self.own, everyone + self.own)
 
@@ -77,11 +72,12 @@ class Level:
         k = conformal_rank(len(self.rows), alpha)
         if k > len(self.rows):
             return None
-        low = max(0.0, float(self.least.kthvalue(k).values) - _MARGIN)
-        high = float(self.most.kthvalue(k).values) + _MARGIN
-        below = self.most <= low - _MARGIN
-        some = (~below & (self.least < high + _MARGIN)).nonzero()[:, 0]
-        around = self.around.take(some)
+        least, most = self.shares()
+        low = max(0.0, float(least.kthvalue(k).values) - _MARGIN)
+        high = float(most.kthvalue(k).values) + _MARGIN
+        below = most <= low - _MARGIN
+        some = (~below & (least < high + _MARGIN)).nonzero()[:, 0]
+        around = Surroundings(*(column[some] for column in self.around))
         return UndecidedRows(
             left=self.left[some, None],
             around=around,
@@ -105,7 +101,7 @@ class UndecidedRows(NamedTuple):
 
         ``total`` is all the weight around each, its own included.
         """
-        low, high = (sums.position(level_target(total, level)) for level in self.levels)
+        low, high = (sums.position(exact_share(total, one) + 1) for one in self.levels)
         if bool((low == high).all()):
             return high
         entry = self.entering(near, x)

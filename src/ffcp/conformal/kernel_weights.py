@@ -11,15 +11,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ffcp.conformal.kernels import Kernel
-from ffcp.conformal.rank import exact_alpha
 
 ONE = 2**23  # the weight 1, in whole numbers
 _CACHE = 2**19  # weights worked on at once: they stay in the cache
@@ -44,10 +41,6 @@ class Surroundings(NamedTuple):
     everyone: Tensor
     pushed: Tensor
     position: Tensor
-
-    def take(self, rows: Tensor) -> Surroundings:
-        """Return those of some rows."""
-        return Surroundings(*(column[rows] for column in self))
 
 
 class Entry(NamedTuple):
@@ -197,20 +190,20 @@ def _factors(x: Tensor) -> Tensor:
     return factors
 
 
-class Weighed:
+class Weighed(NamedTuple):
     """Weights (n, b) of all calibration rows around some points, for every output."""
 
-    def __init__(self, weights: Tensor, places: list[Tensor]) -> None:
-        self._weights, self._places = weights, places
+    weights: Tensor
+    places: list[Tensor]
 
     def at(self, places: Tensor) -> Tensor:
         """Return the weights of some rows, by their place in the order of the first output."""
-        return self._weights[places]
+        return self.weights[places]
 
     def sums(self, output: int) -> RunningSums:
         """Return the weights in the order of one output's scores."""
         # They are in the order of the first output, so that a single one needs no rearranging.
-        return RunningSums(self._weights if output == 0 else self._weights[self._places[output]])
+        return RunningSums(self.weights if output == 0 else self.weights[self.places[output]])
 
 
 class KernelWeights:
@@ -311,27 +304,3 @@ def whole(log_weights: Tensor) -> Tensor:
     # Below exp(-17) all is rounded to zero; exp() of less would only make slow tiny numbers.
     weights = log_weights.clamp_(-17.0, 0.0).exp_()
     return torch.add(weights.new_tensor(0.5), weights, alpha=ONE, out=weights)
-
-
-def plain_target(total: Tensor, alpha: Any) -> Tensor:
-    """Weight that the plain 1 - alpha quantile must reach, exactly: ceil((1 - alpha) total).
-
-    >>> plain_target(torch.tensor([10, 11]), 0.1)
-    tensor([ 9, 10])
-    """
-    share = 1 - exact_alpha(alpha)
-    return _exactly(total, lambda w: -((-w * share.numerator) // share.denominator))
-
-
-def level_target(total: Tensor, level: Fraction) -> Tensor:
-    """Weight that must be reached so that it exceeds the share ``level`` of the total.
-
-    >>> level_target(torch.tensor([10, 11]), Fraction(9, 10))
-    tensor([10, 10])
-    """
-    return _exactly(total, lambda w: (w * level.numerator) // level.denominator + 1)
-
-
-def _exactly(total: Tensor, target: Callable[[Any], Any]) -> Tensor:
-    # Python's integers: the products exceed 64 bits.
-    return torch.from_numpy(target(total.numpy().astype(object)).astype(np.int64))

@@ -32,17 +32,11 @@ from ffcp.conformal import bandwidth_selection
 from ffcp.conformal.calibration import Calibration, Traits
 from ffcp.conformal.columns import PREDICTION, Columns, embedded, requires_of
 from ffcp.conformal.guan_level import Level, UndecidedRows
-from ffcp.conformal.kernel_weights import (
-    KernelWeights,
-    Surroundings,
-    Weighed,
-    level_target,
-    plain_target,
-)
+from ffcp.conformal.kernel_weights import KernelWeights, Surroundings, Weighed
 from ffcp.conformal.kernels import Kernel, as_kernel
 from ffcp.conformal.neighbours import NearestWeights, Neighbours
 from ffcp.conformal.random_numbers import Draws
-from ffcp.conformal.rank import exact_alpha, rows_needed
+from ffcp.conformal.rank import exact_alpha, exact_share, rows_needed
 from ffcp.conformal.selection import Aside, Selected, Selection
 from ffcp.description import Described
 
@@ -229,7 +223,8 @@ class Local(Calibration):
                 total = sums.total + own
                 for number, alpha in enumerate(alphas):
                     if self.guarantee != "level":
-                        place = sums.position(plain_target(total, alpha).clamp_min(1))
+                        misses = exact_share(total, exact_alpha(alpha))
+                        place = sums.position((total - misses).clamp_min(1))
                     elif (decides := levels[number][output]) is None:
                         place = torch.full_like(total, len(self))  # nothing is enough
                     else:
@@ -350,7 +345,7 @@ class Local(Calibration):
         total = torch.tensor([neighbours + 1])
         bounds = [one.bound(alpha) for one in self._levels]
         return all(
-            bound is not None and int(level_target(total, bound)) <= neighbours for bound in bounds
+            bound is not None and int(exact_share(total, bound)) < neighbours for bound in bounds
         )
 
 

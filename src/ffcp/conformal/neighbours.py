@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -97,17 +98,17 @@ def _distances_to(
     return distances
 
 
-class Neighbours:
-    """The neighbours (b, k) of some rows."""
+class Neighbours(NamedTuple):
+    """The neighbours (b, k) of some rows, and the ranks of all scores of each output."""
 
-    def __init__(self, nearest: Tensor, ranks: list[Tensor]) -> None:
-        self._nearest, self._ranks = nearest, ranks
+    nearest: Tensor
+    ranks: list[Tensor]
 
     def sums(self, output: int) -> NearestSums:
         """Return their positions among the sorted scores of one output."""
-        ranks = self._ranks[output].numpy()
+        ranks = self.ranks[output].numpy()
         # By numpy: for so little work torch's threads cost more than they save.
-        return NearestSums(torch.from_numpy(ranks[self._nearest.numpy()]), len(ranks))
+        return NearestSums(torch.from_numpy(ranks[self.nearest.numpy()]), len(ranks))
 
 
 class NearestSums:

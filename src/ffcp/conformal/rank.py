@@ -183,6 +183,18 @@ def conformal_quantile(scores: Tensor, alpha: Any) -> Tensor:
     return torch.from_numpy(ordered[k - 1 : k].copy())[0]
 
 
+def exact_share(total: Tensor, share: Fraction) -> Tensor:
+    """Return the largest whole numbers that are at most this share of others.
+
+    >>> import torch
+    >>> exact_share(torch.tensor([10, 11]), Fraction(9, 10))
+    tensor([9, 9])
+    """
+    # Python's integers: the products exceed 64 bits.
+    whole = total.numpy().astype(object) * share.numerator // share.denominator
+    return torch.from_numpy(whole.astype(np.int64))
+
+
 def plain_quantile(scores: Tensor, alpha: Any) -> Tensor:
     """Return the empirical quantile of each column; NaN are unknown scores.
 

@@ -26,9 +26,9 @@ from ffcp.batch import BatchOutput, Requires
 from ffcp.conformal import density_ratio
 from ffcp.conformal.calibration import Calibration, Traits, too_few
 from ffcp.conformal.columns import Columns, On, embedded, requires_of
-from ffcp.conformal.kernel_weights import ONE, plain_target
+from ffcp.conformal.kernel_weights import ONE
 from ffcp.conformal.random_numbers import Draws
-from ffcp.conformal.rank import exact_alpha
+from ffcp.conformal.rank import exact_alpha, exact_share
 from ffcp.conformal.selection import Aside, Selected, Selection
 
 LEARN, GIVEN = "learn", "given"
@@ -46,7 +46,7 @@ class Ladder(NamedTuple):
         """Return the weighted quantile for rows of these weights, (n,)."""
         own = (own * ONE).ceil().clamp_max(_MOST).long()
         total = own + (int(self.sums[-1]) if len(self.sums) else 0) + self.lost
-        target = plain_target(total, alpha).clamp_min(1)
+        target = (total - exact_share(total, exact_alpha(alpha))).clamp_min(1)
         return self.scores[torch.searchsorted(self.sums, target)]
 
 
