@@ -97,10 +97,10 @@ def calibrate(
     if first is None:
         raise ValueError(EMPTY)
     batches = chain([first], batches)
+    selection = score if isinstance(score, Selection) else score.selection()
+    if selection is not None:  # candidates depend on the model; of only one the score is made
+        score = selection.prepared(look.model, first.x)
     selections = selections_of(score, calibration)
-    if selections:  # candidates depend on the model; there may be only one
-        score = _prepared(score, look.model, first.x)
-        selections = selections_of(score, calibration)
     requires = score.requires().joined(calibration.requires())
     forward.check_rows(look.model, first.x, requires.norms, look.sample)
     waiting: list[_Waiting] = []
@@ -178,12 +178,6 @@ def checked_calibration(
             "calibrate(x, y, new=...), inputs like those to come, without targets"
         )
     return calibration
-
-
-def _prepared(score: Any, model: nn.Module, x: Any) -> Any:
-    """Find the candidates of the model; return a settled score where there is only one."""
-    selection = score if isinstance(score, Selection) else score.selection()
-    return score if selection is None else selection.prepared(model, x)
 
 
 def _with_rows(filled: Any, empty: Any, columns: Columns) -> Any:
