@@ -145,18 +145,13 @@ def _forward(
     z: Tensor, t: Mapping[str, Tensor], generator: torch.Generator | None = None
 ) -> Tensor:
     """Run all networks, (members, n, columns), with dropout if random numbers are given."""
-    hidden = _dropped(functional.silu(torch.baddbmm(t["b1"], z, t["w1"])), generator)
-    hidden = _dropped(functional.silu(torch.baddbmm(t["b2"], hidden, t["w2"])), generator)
-    return torch.baddbmm(t["b3"], hidden, t["w3"])
-
-
-def _dropped(values: Tensor, generator: torch.Generator | None) -> Tensor:
-    if generator is None:
-        return values
-    # One mask for all networks: drawing it is slow.
-    draws = torch.rand(values.shape[1:], generator=generator, dtype=torch.float32)
-    kept = draws >= _DROPOUT
-    return values * kept / (1 - _DROPOUT)
+    for layer in "12":
+        z = functional.silu(torch.baddbmm(t[f"b{layer}"], z, t[f"w{layer}"]))
+        if generator is not None:
+            # One mask for all networks: drawing it is slow.
+            draws = torch.rand(z.shape[1:], generator=generator, dtype=torch.float32)
+            z = z * (draws >= _DROPOUT) / (1 - _DROPOUT)
+    return torch.baddbmm(t["b3"], z, t["w3"])
 
 
 def learn(

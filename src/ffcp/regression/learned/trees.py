@@ -74,20 +74,19 @@ class Trees:
     def from_dumps(cls, dumps: Sequence[Mapping[str, Any]], columns: int) -> Trees:
         """Read boosters of LightGBM, each as ``booster.dump_model()`` returns it."""
         sets: list[list[int]] = [[]]
-        trees = [
-            (number, *_read(tree["tree_structure"], sets))
-            for number, dump in enumerate(dumps)
-            for tree in dump["tree_info"]
-        ]
+        trees: list[tuple[int, list[Split], list[tuple[Way, float]]]] = []
+        for number, dump in enumerate(dumps):
+            for tree in dump["tree_info"]:
+                own: list[Split] = []
+                trees.append((number, own, [*_leaves(tree["tree_structure"], [], own, sets)]))
         shape = len(trees), max(1, *(len(tree[1]) for tree in trees))
         leaves = shape[1] + 1
         splits = np.zeros((*shape, len(Split._fields)))
         path = np.zeros((shape[0], leaves, shape[1]), dtype=np.int8)
         value = np.zeros((shape[0], leaves))
-        for i, (_, own, ways, values) in enumerate(trees):
+        for i, (_, own, ends) in enumerate(trees):
             splits[i, : len(own)] = np.array(own, dtype=float).reshape(-1, len(Split._fields))
-            value[i, : len(values)] = values
-            for leaf, way in enumerate(ways):
+            for leaf, (way, value[i, leaf]) in enumerate(ends):
                 for split, side in way:
                     path[i, leaf, split] = side
         categories = np.zeros((len(sets), 1 + max((max(s, default=0) for s in sets), default=0)))
@@ -181,19 +180,10 @@ class Trees:
 Way = list[tuple[int, int]]
 
 
-def _read(
-    root: Mapping[str, Any], sets: list[list[int]]
-) -> tuple[list[Split], list[Way], list[float]]:
-    """Return the splits of a dumped tree, the paths to its leaves, and their values."""
-    splits: list[Split] = []
-    leaves = list(_leaves(root, [], splits, sets))
-    return splits, [way for way, _ in leaves], [value for _, value in leaves]
-
-
 def _leaves(
     node: Mapping[str, Any], way: Way, splits: list[Split], sets: list[list[int]]
 ) -> Iterator[tuple[Way, float]]:
-    """Yield the leaves below a node, and append its splits."""
+    """Yield the path to each leaf below a node, and its value; append the node's splits."""
     if "split_feature" not in node:
         yield way, node["leaf_value"]
         return
