@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ffcp.conformal.columns import prefixed, with_prefix
-from ffcp.regression.learned import boosting, network
+from ffcp.regression.learned import network
 from ffcp.regression.learned.boosting import BoostedQuantiles
 from ffcp.regression.learned.nested import at_levels
 from ffcp.regression.learned.network import QuantileNetwork
@@ -102,27 +101,6 @@ NETWORK, BOOSTING, BOTH = KINDS = ("network", "boosting", "both")
 LEARNERS = {
     made.kind: made for made in (QuantileNetwork, BoostedQuantiles, MeanQuantiles, ModelQuantiles)
 }
-
-
-def learn(
-    kind: str,
-    columns: Tensor,
-    residuals: Tensor,
-    seed: int,
-    weights: Tensor | None = None,
-    weight: float = 0.5,
-    **of_trees: Any,
-) -> Any:
-    """Learn quantiles of residuals (n, outputs) from columns (n, k) by a learner of this kind.
-
-    ``weight`` is that of the trees, where both learn.
-    """
-    if kind == NETWORK:
-        return network.learn(columns, residuals, seed, weights)
-    trees = boosting.learn(columns, residuals, seed, weights, **of_trees)
-    if kind == BOOSTING:
-        return trees
-    return MeanQuantiles(network.learn(columns, residuals, seed, weights), trees, weight)
 
 
 def checked_learner(kind: str) -> str:

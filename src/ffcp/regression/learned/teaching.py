@@ -16,9 +16,10 @@ from ffcp.conformal.selection import Aside, Selected, Selection, Teaching
 from ffcp.network import arrays
 from ffcp.regression.intervals import as_float64, columns
 from ffcp.regression.joint import BOTH, EACH, Joint, shared_out
-from ffcp.regression.learned import learners
+from ffcp.regression.learned import boosting, network
 from ffcp.regression.learned.feature_columns import FeatureColumns, On
 from ffcp.regression.learned.learned_score import LearnedScore
+from ffcp.regression.learned.learners import BOOSTING, NETWORK, MeanQuantiles
 from ffcp.regression.learned.nested import LEVELS
 
 MOST_ROWS = 20_000  # that teach; more take their time and add little
@@ -96,14 +97,25 @@ class Teacher:
             self.sight, kind, **{**self.config, **config}, learner=learner, typical=typical
         )
 
-    def _learned(self, kind: str, rows: Rows, **settings: Any) -> tuple[Any, Tensor]:
-        """Return what learned from rows, and the typical sizes of their columns."""
+    def _learned(
+        self, kind: str, rows: Rows, held: Rows | None = None, weight: float = 0.5, **ways: Any
+    ) -> tuple[Any, Tensor]:
+        """Return what learned from rows, and the typical sizes of their columns.
+
+        Rows that are ``held`` out end the growth of trees; ``weight`` is that of the trees, where
+        both learn.
+        """
         typical = self.sight.typical(rows.columns, rows.residuals.shape[1])
-        if (held := settings.get("held")) is not None:
-            settings["held"] = (self.sight.logarithmic(held.columns, typical), held.residuals)
         seen = self.sight.logarithmic(self.sight.tied(rows.columns, typical), typical)
-        ways = {"tail": self.tail, "first": self.sight.for_trees(seen), **settings}
-        return learners.learn(kind, seen, rows.residuals, self.seed, rows.weights, **ways), typical
+        given = (seen, rows.residuals, self.seed, rows.weights)
+        if kind == NETWORK:
+            return network.learn(*given), typical
+        if held is not None:
+            ways["held"] = (self.sight.logarithmic(held.columns, typical), held.residuals)
+        trees = boosting.learn(*given, tail=self.tail, first=self.sight.for_trees(seen), **ways)
+        if kind == BOOSTING:
+            return trees, typical
+        return MeanQuantiles(network.learn(*given), trees, weight), typical
 
     def cross_fitted(self, kind: str, fresh: Rows, step: Callable[[], object]) -> CrossFit:
         """Return, for rows of some folds, the quantiles that all other rows taught."""
