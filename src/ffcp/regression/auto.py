@@ -191,16 +191,11 @@ class MethodSelection(Selection):
         calibration, bandwidth = aside.calibration, tried[best].bandwidth
         if bandwidth is not None:
             calibration = localized(calibration, bandwidth)
-        taught = 0 if not kinds else len(y) + self._trained
-        rows = Used(taught, int(used.sum()), aside.left)
+        trained = 0 if self.lesson is None else len(self.lesson.rows.weights)
+        rows = Used(len(y) + trained if kinds else 0, int(used.sum()), aside.left)
         level = float(exact_alpha(aside.alpha))
         choice = AutoChoice(best, trials, self.criterion, rows, level, self.side, not_tried)
         return Selected(score, calibration, {"method": choice})
-
-    @property
-    def _trained(self) -> int:
-        """How many training rows teach."""
-        return 0 if self.lesson is None else len(self.lesson.rows.weights)
 
     def _candidates(
         self, judge: Comparison, aside: Aside, kinds: Sequence[str], step: Callable[[], object]
