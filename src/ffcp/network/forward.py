@@ -163,7 +163,7 @@ def joined(outs: Sequence[BatchOutput]) -> BatchOutput:
     [0, 1, 2, 3, 4]
     """
 
-    def together(parts: Sequence[Any]) -> Any:
+    def together(parts: tuple[Any, ...]) -> Any:
         if parts[0] is None or isinstance(parts[0], Tensor):
             return None if parts[0] is None else torch.cat(parts)
         return [one for part in parts for one in part]
@@ -175,8 +175,7 @@ def joined(outs: Sequence[BatchOutput]) -> BatchOutput:
         {name: torch.cat([one[name] for one in norms]) for name in norms[0]},
         {name: torch.cat([one[name] for one in values]) for name in values[0]},
         *map(together, beside),
-        columns[0],
-    )
+    )._replace(columns=columns[0])
 
 
 def norms_of_output(output: Tensor, requires: Requires) -> Tensor:
