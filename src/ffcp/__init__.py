@@ -8,7 +8,7 @@
 torch.Size([5])
 """
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 import importlib
 from typing import TYPE_CHECKING, Any
