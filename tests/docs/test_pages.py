@@ -33,8 +33,7 @@ WITH_CODE = [
     for page in PAGES
     if blocks(page.read_text(), "python")
 ]
-# Tables of a benchmark; and a page that is long for now.
-SHORT = [page for page in PAGES if page.name not in {"bands.md", "reliability.md"}]
+SHORT = [page for page in PAGES if page.name != "bands.md"]  # the tables of a benchmark
 # Pages that speak of the paper's tables and pictures, and one that is written by a benchmark.
 OF_THE_PAPER = {"paper.md", "bands.md", "segmentation_results.md", "glossary.md"}
 PLAIN = [

@@ -1,4 +1,4 @@
-"""The page of reliability: no row has failures now, and each command selects tests that exist."""
+"""The page of trials: no row has failures now, and each command selects tests that exist."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from _pytest.mark.expression import Expression
 from tests.docs.pages import DOCS, ROOT
 
 HEAD = "| what was tried | failures before (0.2.0) | failures now | command |"
-_, _, TABLE = (DOCS / "reliability.md").read_text().partition(HEAD)
+PAGE = (DOCS / "trials.md").read_text()
 ROWS = [
     [cell.strip() for cell in line.strip("|").split("|")]
-    for line in TABLE.partition("\n\n")[0].splitlines()[2:]
-    if not line.startswith("| **")
+    for table in PAGE.split(HEAD)[1:]
+    for line in table.partition("\n\n")[0].splitlines()[2:]
 ]
 COMMANDS = sorted({command for row in ROWS for command in re.findall(r"`([^`]+)`", row[-1])})
 
@@ -36,6 +36,13 @@ def functions(path: Path) -> Iterator[tuple[str, str]]:
             if isinstance(one, ast.FunctionDef) and one.name.startswith("test_"):
                 own = " ".join(map(ast.unparse, one.decorator_list))
                 yield f"{file.relative_to(ROOT)}::{one.name}", f"{shared} {own}"
+
+
+def test_every_line_of_a_table_is_a_row() -> None:
+    lines = [line for line in PAGE.splitlines() if line.startswith("|")]
+    assert len(ROWS) == len(lines) - 2 * lines.count(HEAD)
+    (stated,) = re.findall(r"lists (\d+)\nkinds", (DOCS / "reliability.md").read_text())
+    assert len(ROWS) == int(stated)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0][:40])
