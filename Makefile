@@ -39,7 +39,7 @@ newest:                   ## the tests with whatever is newest
 	.newest/bin/pip install --quiet --upgrade --editable ".[dev]" --editable "./paper[dev]"
 	.newest/bin/python -m pytest -n 2 -m "not slow"
 
-extras:                   ## sdist and wheel; each extra alone in a clean environment, and its door
+extras:                   ## sdist and wheel; each extra alone in a clean environment, and used
 	$(PYTHON) tools/extras.py
 
 docs: .venv/.ready        ## the documentation site, in site/; a warning is an error

@@ -422,14 +422,14 @@ def tables() -> None:
     import pandas as pd
     from playwright.sync_api import sync_playwright
 
-    from ffcp import tables as door
+    from ffcp.tables import fit
     from ffcp_paper.data import datasets
 
     data = datasets.load("bike")
     frame = pd.DataFrame(data.x, columns=list(data.names)).assign(rentals=data.y)
     found = shutil.which("chromium") or shutil.which("google-chrome")
     with TemporaryDirectory() as folder, sync_playwright() as playwright:
-        door.fit(frame, "rentals", minutes=1.0, seed=0).save(f"{folder}/bike.ffcp")
+        fit(frame, "rentals", minutes=1.0, seed=0).save(f"{folder}/bike.ffcp")
         browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 900, "height": 860})
         page.goto(f"file://{folder}/bike.ffcp/report.html")

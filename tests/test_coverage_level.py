@@ -1,4 +1,4 @@
-"""How much coverage is asked for, at every door: alpha or confidence_level, and no other name."""
+"""Coverage levels at every entry point: alpha or confidence_level, and no other name."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def stream() -> Callable[..., Any]:
     return lambda x, *args, **more: ffcp.Online(made, "plain", *args, **more).predict_interval(x)
 
 
-DOORS: dict[str, Callable[[], Callable[..., Any]]] = {
+ENTRY_POINTS: dict[str, Callable[[], Callable[..., Any]]] = {
     "predict_interval": band, "forward": called, "CrossConformal": folds, "predict_set": sets,
     "PixelSets": pixels, "intervals_from": stored, "ConformalRegressor": regressor,
     "ConformalClassifier": classifier, "Online": stream,
@@ -84,11 +84,11 @@ def numbers(found: Any) -> torch.Tensor:
     return found.mask if hasattr(found, "mask") else torch.stack([*found])
 
 
-@pytest.mark.parametrize("door", DOORS.values(), ids=DOORS)
+@pytest.mark.parametrize("entry_point", ENTRY_POINTS.values(), ids=ENTRY_POINTS)
 def test_every_door_takes_a_confidence_level_in_place_of_alpha(
-    door: Callable[[], Callable[..., Any]],
+    entry_point: Callable[[], Callable[..., Any]],
 ) -> None:
-    ask = door()
+    ask = entry_point()
     assert numbers(ask(X[:9], confidence_level=0.8)).equal(numbers(ask(X[:9], alpha=0.2)))
     assert numbers(ask(X[:9])).equal(numbers(ask(X[:9], confidence_level=0.9)))
     with pytest.raises(TypeError, match="confidence_level"):
@@ -98,20 +98,20 @@ def test_every_door_takes_a_confidence_level_in_place_of_alpha(
             ask(X[:9], confidence_level=wrong)
 
 
-@pytest.mark.parametrize("door", DOORS.values(), ids=DOORS)
+@pytest.mark.parametrize("entry_point", ENTRY_POINTS.values(), ids=ENTRY_POINTS)
 @pytest.mark.parametrize("name", ["confidence", "significance", "coverage"])
 def test_every_door_says_alpha_where_another_name_is_given(
-    door: Callable[[], Callable[..., Any]], name: str
+    entry_point: Callable[[], Callable[..., Any]], name: str
 ) -> None:
     with pytest.raises(TypeError, match=name):
-        door()(X[:9], **{name: 0.95})
+        entry_point()(X[:9], **{name: 0.95})
 
 
-@pytest.mark.parametrize("door", DOORS.values(), ids=DOORS)
+@pytest.mark.parametrize("entry_point", ENTRY_POINTS.values(), ids=ENTRY_POINTS)
 def test_every_door_warns_of_an_alpha_that_asks_for_little(
-    door: Callable[[], Callable[..., Any]],
+    entry_point: Callable[[], Callable[..., Any]],
 ) -> None:
-    ask = door()
+    ask = entry_point()
     with pytest.warns(ffcp.FFCPWarning, match="alpha=0.9") as got:
         ask(X[:9], alpha=0.9)
     assert [one.filename for one in got] == [__file__]  # once, and at the user's line

@@ -2,7 +2,7 @@
 
 python -m pytest --cov=src/ffcp --cov-report= && python tools/covered.py
 
-The core is everything but the doors to the outside, whose tests start processes of their own, in
+The core is everything but the integrations, whose tests start processes of their own, in
 which lines are not counted.
 """
 
@@ -30,7 +30,7 @@ def below(measured: Coverage) -> dict[Path, str]:
 
 
 def of_core(module: Path) -> bool:
-    """Say whether the module is none of the doors."""
+    """Whether the module is not an integration."""
     return module.parts[0] not in _DOORS
 
 

@@ -1,4 +1,4 @@
-"""Install each extra alone in a clean environment and open its door: ``make extras``.
+"""Install each extra alone in a clean environment and use it: ``make extras``.
 
 Builds the wheel and the source distribution, lets twine check both, and installs the wheel with
 one extra at a time, with the versions of constraints.txt. With names only those: ``none`` is the
@@ -75,7 +75,7 @@ def open_door(extra: str, wheel: Path) -> float:
         python, given = environment(Path(name) / "env"), ROOT / "constraints.txt"
         what = str(wheel) if extra == "none" else f"{wheel}[{extra}]"
         call(python, "-m", "pip", "install", "--quiet", "--constraint", given, what)
-        script = Path(name) / "door.py"
+        script = Path(name) / "use_extra.py"
         script.write_text(f"import os\nos.chdir({name!r})\n{START}{DOORS[extra]}\n")
         call(python, script)
     return time.perf_counter() - begin

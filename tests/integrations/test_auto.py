@@ -18,7 +18,7 @@ from torch import Tensor
 import ffcp
 from tests.conftest import small_mlp
 from tests.core import few_epochs
-from tests.doors.test_sets import Drawn, must_cover
+from tests.integrations.test_sets import Drawn, must_cover
 
 pytestmark = pytest.mark.heavy
 DRAWS, T, ONES, ALPHA = 25, 200, 2, 0.1

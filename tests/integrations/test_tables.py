@@ -68,7 +68,7 @@ def predicted(folder: Path, frame: pd.DataFrame, place: Path) -> pd.DataFrame:
     return made[ENDS].astype(float)
 
 
-class Door:
+class FitCommands:
     """Fits, one after the other: what they covered, and what they must."""
 
     def __init__(self, place: Path, rows: int, *options: str, ending: str = ".csv") -> None:
@@ -124,24 +124,24 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("rows", [20, 50])
 def test_few_rows_cover_as_the_folds_promise(rows: int, tmp_path: Path) -> None:
-    door = Door(tmp_path, rows)
+    commands = FitCommands(tmp_path, rows)
     for seed in range(6):
-        door.fit(seed)
-    shares = np.array([inside.mean() for _, _, inside in door.results])
-    promised = door.results[0][0].predictor.guarantee(ALPHA)
+        commands.fit(seed)
+    shares = np.array([inside.mean() for _, _, inside in commands.results])
+    promised = commands.results[0][0].predictor.guarantee(ALPHA)
     error = 0.5 / len(shares) ** 0.5  # no share differs by more than a half from any mean
     assert shares.mean() > promised - error * LIMIT / 3
     assert shares.mean() > 0.65  # as usual: 0.8, and 0.2 if every row had the first one's
-    assert all(fitted.about.folds for fitted, _, _ in door.results)
+    assert all(fitted.about.folds for fitted, _, _ in commands.results)
 
 
 @pytest.mark.parametrize("side", ["both", "lower", "upper", "each"])
 def test_every_side_covers_by_its_law(side: str, tmp_path: Path) -> None:
-    door = Door(tmp_path, 420, "--side", side)
+    commands = FitCommands(tmp_path, 420, "--side", side)
     for seed in range(6):
-        door.fit(seed)
-    assert -LIMIT < door.z() < 2 * LIMIT  # "each" has two ranks, rounded up
-    for fitted, new, _ in door.results:
+        commands.fit(seed)
+    assert -LIMIT < commands.z() < 2 * LIMIT  # "each" has two ranks, rounded up
+    for fitted, new, _ in commands.results:
         bands = fitted.predict(new.drop(columns="y"))
         assert np.isinf(bands["upper"]).all() == (side == "lower")
         assert np.isinf(bands["lower"]).all() == (side == "upper")
@@ -149,24 +149,24 @@ def test_every_side_covers_by_its_law(side: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ending", [".csv", ".parquet"])
 def test_every_group_covers_by_its_law(ending: str, tmp_path: Path) -> None:
-    door = Door(tmp_path, 600, "--group", "kind", ending=ending)
+    commands = FitCommands(tmp_path, 600, "--group", "kind", ending=ending)
     for seed in range(6):
-        door.fit(seed)
+        commands.fit(seed)
     for kind in ("a", "b"):
-        assert abs(door.z(kind)) < LIMIT
+        assert abs(commands.z(kind)) < LIMIT
 
 
 def test_rows_in_order_of_time_cover_by_their_law(tmp_path: Path) -> None:
-    door = Door(tmp_path, 500, "--time", "day")
+    commands = FitCommands(tmp_path, 500, "--time", "day")
     for seed in range(6):
-        door.fit(seed)
-    assert abs(door.z()) < LIMIT
+        commands.fit(seed)
+    assert abs(commands.z()) < LIMIT
 
 
 def test_a_check_of_new_rows_says_what_the_bands_covered(tmp_path: Path) -> None:
-    door = Door(tmp_path, 420)
-    door.fit(0)
-    ((fitted, new, inside),) = door.results
+    commands = FitCommands(tmp_path, 420)
+    commands.fit(0)
+    ((fitted, new, inside),) = commands.results
     written(new, tmp_path / "known.csv")
     checked = CliRunner().invoke(
         app, ["check", str(tmp_path / "0.ffcp"), str(tmp_path / "known.csv")]

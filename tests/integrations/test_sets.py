@@ -1,6 +1,6 @@
-"""Coverage at the outermost doors: calibrate there, predict many new rows and single ones.
+"""Coverage through the integrations: calibrate there, predict many new rows and single ones.
 
-Every test draws many calibration sets: by calibrating anew, or, where a door is slow to open, by
+Every test draws many calibration sets: by calibrating anew, or, where one is slow, by
 groups, each of which is a calibration of its own. Calibration sets are small, so that coverage
 falls by several hundredths if a threshold is one rank too low.
 """
@@ -25,7 +25,7 @@ from tests.law import ERROR_RATE
 pytestmark = [pytest.mark.heavy, pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")]
 
 N, T, ONES, ALPHA = 19, 200, 3, 0.1
-DRAWS, QUICK = 50, 120  # calibrations: of doors that take their time, and of others
+DRAWS, QUICK = 50, 120  # calibrations: of slow integrations, and of others
 CLASSES = np.array(list("abcd"))
 Array = np.ndarray
 
@@ -142,16 +142,16 @@ def covered_words(sets: list[list[str]], y: Array, classes: Sequence[str]) -> Ar
 @pytest.mark.parametrize("new", [0.0, 0.2])
 def test_ffcp_fit_and_predict_cover_new_rows_through_files(new: float, tmp_path: Path) -> None:
     pytest.importorskip("tabm")
-    door, many, ones, sizes = Commands(tmp_path), [], [], []
+    commands, many, ones, sizes = Commands(tmp_path), [], [], []
     for draw in range(DRAWS):
-        fitted = door.fit(*words(4 * N, (draw, 0), new), draw)
+        fitted = commands.fit(*words(4 * N, (draw, 0), new), draw)
         x, y = words(T, (draw, 1), new)
-        sets, classes = door.predict(x), fitted.about.classes
+        sets, classes = commands.predict(x), fitted.about.classes
         n = len(fitted.predictor.calibration)
         assert n == N
         hits = covered_words(sets, y, classes)
         many.append(Drawn(hits.sum(), T, n))
-        alone = door.predict(x[:1])  # a row by itself has the set that it has among others
+        alone = commands.predict(x[:1])  # a row by itself has the set that it has among others
         assert alone == sets[:1]
         ones.append(Drawn(int(covered_words(alone, y[:1], classes)[0]), 1, n))
         sizes.append(np.mean([len(found) for found in sets]) / (len(classes) + 1))
@@ -166,15 +166,15 @@ def test_ffcp_fit_and_predict_cover_new_rows_through_files(new: float, tmp_path:
 @pytest.mark.parametrize("new", [0.0, 0.03])
 def test_ffcp_fit_covers_new_rows_of_every_group(new: float, tmp_path: Path) -> None:
     pytest.importorskip("tabm")
-    door, groups = Commands(tmp_path), 100
+    commands, groups = Commands(tmp_path), 100
     x, y = words(groups * 100, 0, new)
-    fitted = door.fit(x, y, 0, "--group", "g", g=np.arange(len(x)) % groups)
+    fitted = commands.fit(x, y, 0, "--group", "g", g=np.arange(len(x)) % groups)
     assert fitted.predictor.choice.rows > 0
     counts = {str(name): count for name, count in fitted.predictor.calibration.groups.items()}
     assert sum(counts.values()) == len(x) // 4 - fitted.predictor.choice.rows
     x, y = words(groups * 100, 1, new)
     group = np.arange(len(x)) % groups
-    hits = covered_words(door.predict(x, g=group), y, fitted.about.classes)
+    hits = covered_words(commands.predict(x, g=group), y, fitted.about.classes)
     must_cover([Drawn(hits[group == g].sum(), 100, counts[str(g)]) for g in range(groups)])
 
 
@@ -300,8 +300,8 @@ def test_an_onnx_file_covers_new_rows(name: str, tmp_path: Path) -> None:
     labels = name == "RAPS"
     x, y, group = in_groups(N, 0, labels)
     predictor = ONNX[name]().calibrate(x, torch.from_numpy(y), groups=group)
-    predictor.export(tmp_path / "door.onnx", x[:100], alphas=(ALPHA,))
-    session = onnxruntime.InferenceSession(tmp_path / "door.onnx")
+    predictor.export(tmp_path / "commands.onnx", x[:100], alphas=(ALPHA,))
+    session = onnxruntime.InferenceSession(tmp_path / "commands.onnx")
     x, y, group = in_groups(T, 1, labels)
     feed = {"x": x, "group": group}
     if labels:
