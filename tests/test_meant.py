@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -70,3 +72,65 @@ def test_a_stream_that_must_be_infinite_warns_once() -> None:
     with pytest.warns(ffcp.FFCPWarning, match="999") as seen:
         ffcp.Online(predictor, "aci", alpha=0.001).predict_interval(X[:1])
     assert len(seen) == 1
+
+
+def _frame() -> tuple[Any, Any]:
+    pandas = pytest.importorskip("pandas")
+    columns = ["a", "b", "c", "d"]
+    return pandas.DataFrame(X.numpy(), columns=columns), pandas.Series(Y.numpy())
+
+
+def test_targets_in_another_order_of_rows_are_refused() -> None:
+    frame, target = _frame()
+    with pytest.raises(ValueError, match=r"y has the rows of x in another order.*y\.loc\[x\.index"):
+        ffcp.CP(nn.Linear(4, 1)).calibrate(frame, target.sample(frac=1, random_state=0))
+
+
+@pytest.mark.parametrize("labels", [range(5, 125), [0] * 120])
+def test_targets_with_labels_of_their_own_are_taken_in_order(labels: Any) -> None:
+    frame, target = _frame()
+    model = nn.Linear(4, 1)
+    there = ffcp.CP(model).calibrate(frame, target.set_axis(labels)).predict_interval(X)
+    assert there.lower.equal(ffcp.CP(model).calibrate(X, Y).predict_interval(X).lower)
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(4, 1), nn.Sequential(nn.Linear(4, 1))])
+def test_a_dict_is_no_input_of_a_model_of_one_tensor(layer: nn.Module) -> None:
+    loader = [{"features": X, "labels": Y}]
+    with pytest.raises(TypeError, match=r"takes no dict .*'features'.*batch\['features'\]"):
+        ffcp.CP(layer).calibrate(iter(loader))
+
+
+def test_a_dict_without_labels_is_told_how_to_become_pairs() -> None:
+    match = r"calibrate\(\(batch\['image'\], batch\['mask'\]\) for batch in loader\)"
+    with pytest.raises(TypeError, match=match):
+        ffcp.CP(nn.Linear(4, 1)).calibrate(iter([{"image": X, "mask": Y}]))
+
+
+def test_a_sparse_matrix_is_asked_for_as_an_array() -> None:
+    sparse = pytest.importorskip("scipy.sparse")
+    with pytest.raises(TypeError, match=r"sparse matrix: give x\.toarray\(\)"):
+        ffcp.CP(nn.Linear(4, 1)).calibrate(sparse.csr_matrix(X.numpy()), Y)
+
+
+def test_labels_in_a_column_are_told_how_to_become_a_vector() -> None:
+    with pytest.raises(ValueError, match=r"y\[:, 0\]"):
+        ffcp.LAC(nn.Linear(4, 3)).calibrate(X, torch.zeros(120, 1, dtype=torch.long))
+
+
+def test_load_with_swapped_arguments_is_told() -> None:
+    with pytest.raises(TypeError, match=r"load\(path, model\)"):
+        ffcp.load(nn.Linear(4, 1), "calibration.safetensors")  # type: ignore[arg-type]
+
+
+def test_a_regressor_is_no_classifier_of_scikit_learn() -> None:
+    linear = pytest.importorskip("sklearn.linear_model")
+    from sklearn.pipeline import make_pipeline
+
+    from ffcp.sklearn import ConformalClassifier, ConformalRegressor
+
+    numbers = np.arange(120) % 2
+    with pytest.raises(TypeError, match="Pipeline is a classifier: use ConformalClassifier"):
+        ConformalRegressor(make_pipeline(linear.LogisticRegression())).fit(X.numpy(), numbers)
+    with pytest.raises(TypeError, match="Ridge is a regressor: use ConformalRegressor"):
+        ConformalClassifier(linear.Ridge()).fit(X.numpy(), numbers)

@@ -43,6 +43,8 @@ def load(path: str | Path, model: nn.Module, **given: Any) -> Any:
     >>> type(new).__name__, new.feature, new.joint, len(new.calibration)
     ('FFCP', 'input', True, 50)
     """
+    if isinstance(path, nn.Module):
+        raise TypeError("expected load(path, model), got a module in place of the path")
     tensors = files.read(path)
     with files.refused(path):
         own = {n: t for n, t in tensors.items() if n.startswith(("score.", "calibration."))}

@@ -156,10 +156,11 @@ def target_tensor(y: Any, what: str = "y") -> Tensor:
 
 
 def is_arraylike(x: Any) -> bool:
-    """Whether something is a tensor, an array or a frame; a numpy scalar is none."""
+    """Whether something is a tensor, an array, a sparse matrix or a frame, not a numpy scalar."""
     if isinstance(x, np.generic):
         return False
-    return isinstance(x, Tensor) or hasattr(x, "__array__") or is_frame(x)
+    has_numbers = hasattr(x, "__array__") or hasattr(x, "tocsr")
+    return isinstance(x, Tensor) or has_numbers or is_frame(x)
 
 
 def check_finite(values: Tensor, what: str, first_row: int = 0) -> None:

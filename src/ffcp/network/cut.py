@@ -405,4 +405,10 @@ def _with_dict(model: nn.Module, x: Mapping[str, Any]) -> Any:
     except (TypeError, AttributeError) as error:
         if has_known:  # one argument, and a key of its name
             raise TypeError(message) from error
+        if len(x) == 1 and isinstance(error, TypeError):
+            (key,) = x
+            raise TypeError(
+                f"the model takes no dict with the key {key!r} ({error}): give its tensor, of a "
+                f"loader calibrate((batch[{key!r}], batch['labels']) for batch in loader)"
+            ) from error
         raise

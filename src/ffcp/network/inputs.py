@@ -344,9 +344,9 @@ def pairs(
         if not isinstance(item, (tuple, list)) or len(item) != 2:
             raise TypeError(
                 "a loader must yield pairs (x, y) or dicts with 'labels'; batch "
-                f"{number} is {described(item)}. "
-                f"Wrap it: {call}((x, y) for ... in loader)"
+                f"{number} is {described(item)}. Wrap it: {call}({_as_pairs(item)} in loader)"
             )
+        _check_order(*item)
         batch, labels = read(item[0]), target(item[1])
         rows = row_count(batch)
         if labels.dim() == 0 or labels.shape[0] != rows:
@@ -357,6 +357,22 @@ def pairs(
         # Of the first targets; later ones may be (n,) for (n, 1).
         read.layout.setdefault("y", {"row": list(labels.shape[1:])})
         yield batch, labels
+
+
+def _as_pairs(item: Any) -> str:
+    if not isinstance(item, Mapping) or len(item) < 2:
+        return "(x, y) for ..."
+    first, *_, last = item
+    return f"(batch[{first!r}], batch[{last!r}]) for batch"
+
+
+def _check_order(x: Any, y: Any) -> None:
+    """Raise ValueError if the index of y is that of x in another order; others say nothing."""
+    mine, other = (getattr(part, "index", None) for part in (x, y))
+    if not hasattr(mine, "is_unique") or not hasattr(other, "is_unique") or mine.equals(other):
+        return
+    if mine.is_unique and len(mine) == len(other) and set(mine) == set(other):
+        raise ValueError("y has the rows of x in another order: give y.loc[x.index]")
 
 
 def leaves(x: Any, name: str = "input") -> list[tuple[str, Tensor]]:

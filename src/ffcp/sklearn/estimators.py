@@ -8,7 +8,13 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 import torch
 from sklearn import get_config
-from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.base import (
+    BaseEstimator,
+    ClassifierMixin,
+    RegressorMixin,
+    is_classifier,
+    is_regressor,
+)
 from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
 from sklearn.utils import Tags, check_random_state, get_tags
 from sklearn.utils.multiclass import check_classification_targets
@@ -93,7 +99,13 @@ class _Conformal(BaseEstimator):  # type: ignore[misc]
         return pandas.DataFrame(values, columns=columns, index=getattr(x, "index", None))
 
     def _check_before_fit(self, unknown: dict[str, Any]) -> None:
-        """Raise for unknown arguments of fit, and for an impossible level."""
+        """Raise for unknown arguments of fit, the other kind of estimator, an impossible level."""
+        is_other, kind = (
+            (is_classifier, "classifier") if is_regressor(self) else (is_regressor, "regressor")
+        )
+        if isinstance(self.estimator, BaseEstimator) and is_other(self.estimator):
+            name = type(self.estimator).__name__
+            raise TypeError(f"{name} is a {kind}: use Conformal{kind.capitalize()}")
         if unknown:
             raise TypeError(
                 f"fit got unexpected arguments {sorted(unknown)}: to use sample_weight, fit your "

@@ -41,7 +41,8 @@ def must_be_free(folder: str | Path, *, force: bool) -> None:
         raise TableError(f"{folder} has other files ({foreign[0]!r}): name another folder")
     if MANIFEST in names and not force:
         raise TableError(
-            f"{folder} already has a fit: replace it by --force, or name another folder by --out"
+            f"{folder} already has a fit: replace it by --force (in Python force=True), or "
+            "name another folder by --out"
         )
 
 
