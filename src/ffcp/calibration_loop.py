@@ -197,7 +197,8 @@ class _Waiting(NamedTuple):
     def of(cls, out: BatchOutput, y: Tensor, requires: Requires) -> _Waiting:
         """Copy the output: the batch may be a buffer that the user fills again."""
         out = out if requires.input else out._replace(x=None)
-        return cls(forward.part_of(out, torch.ones(len(y), dtype=torch.bool)), y.clone())
+        copied = forward.part_of(out, torch.ones(len(y), dtype=torch.bool))
+        return cls(copied._replace(rows=out.rows), y.clone())
 
     def part(self, mask: Tensor) -> _Waiting:
         """Return some of the rows."""
@@ -230,7 +231,7 @@ def _select(
         is_short = int((~mask).sum()) < rows_needed(settings.alpha)
         targets = torch.cat([part.y for part in waiting])
         needed = rows_needed(settings.alpha_of_each(settings.alpha, targets[:1].numel()))
-        mask = _spared(mask, list(chain(*labels)) or [0] * sum(rows), ~targets.isnan(), needed)
+        mask = _spared(mask, list(chain(*labels)), ~targets.isnan(), needed)
         if is_short or int(mask.sum()) < max(1, selections[0].fewest_rows):
             score, _, report, warning = selections[0].without_rows(sum(rows), settings.alpha)
             warnings = [warning] if warning else []
@@ -256,7 +257,7 @@ def _select(
 def _spared(mask: Tensor, labels: Sequence[Any], known: Tensor, needed: int) -> Tensor:
     """Take rows back until every group that has as many targets as are needed keeps as many.
 
-    Which rows does not depend on what is known of them, so that groups stay exchangeable with new
+    Without labels all rows are one group. Which rows does not depend on what is known of them, so that groups stay exchangeable with new
     rows.
 
     >>> _spared(torch.tensor([True, False, True, True]), [0, 0, 1, 1], torch.ones(4, 1) > 0, 2)
@@ -268,7 +269,7 @@ def _spared(mask: Tensor, labels: Sequence[Any], known: Tensor, needed: int) -> 
     places: dict[Any, list[int]] = {}
     for place, label in enumerate(labels):
         places.setdefault(label, []).append(place)
-    for group in map(torch.tensor, places.values()):
+    for group in map(torch.tensor, places.values()) if labels else [torch.arange(len(mask))]:
         all_known, aside = known[group].sum(dim=0), group[mask[group]]
         missed = needed - (all_known - known[aside].sum(dim=0))
         missed[all_known < needed] = 0

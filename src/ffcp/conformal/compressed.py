@@ -23,7 +23,7 @@ from ffcp.conformal.columns import Columns
 from ffcp.conformal.mondrian import Mondrian
 from ffcp.conformal.random_numbers import Draws
 from ffcp.conformal.rank import conformal_rank, exact_alpha, pac_rank, rows_needed
-from ffcp.conformal.summaries import Piece, Rounded
+from ffcp.conformal.summaries import Piece, Rounded, count_of
 
 ERROR = "rank_error"
 
@@ -67,7 +67,8 @@ class Compressed(Calibration):
     @property
     def rank_error(self) -> float:
         """The proven bound on how many ranks thresholds are too large, as a share of the rows."""
-        return max((float(Fraction(c.error, max(1, c.count))) for c in self.columns), default=0.0)
+        shares = (Fraction(sum(p.error for p in c), max(1, count_of(c))) for c in self.pieces)
+        return float(max(shares, default=0))
 
     @cached_property
     def scores(self) -> Tensor:
@@ -75,7 +76,7 @@ class Compressed(Calibration):
         return self.state()["scores"]
 
     def __len__(self) -> int:
-        return max((column.count for column in self.columns), default=0)
+        return max(map(count_of, self.pieces), default=0)
 
     def fit(self, scores: Tensor, metadata: Columns | None = None) -> Compressed:
         """Return a summary of these scores; it is exact until :meth:`settled`."""
@@ -152,7 +153,7 @@ class Compressed(Calibration):
 
     def explain(self, alpha: Any, metadata: Columns) -> str:
         """Explain how many rows are needed, or that scores are infinite."""
-        fewest, needed = min(column.count for column in self.columns), rows_needed(alpha)
+        fewest, needed = min(map(count_of, self.pieces)), rows_needed(alpha)
         if fewest < needed:
             return (
                 f": alpha={float(alpha):g} needs at least {needed} calibration rows and there are "

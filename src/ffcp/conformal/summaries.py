@@ -83,7 +83,7 @@ class Rounded:
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         self._values, self._ends = _together(pieces)
-        self.count = sum(piece.total for piece in pieces)
+        self.count = count_of(pieces)
         self.error = sum(piece.error for piece in pieces)
 
     def upper(self, rank: int) -> float:
@@ -91,6 +91,11 @@ class Rounded:
         if rank > self.count:
             return math.inf
         return float(self._values[np.searchsorted(self._ends, max(rank, 1))])
+
+
+def count_of(pieces: Sequence[Piece]) -> int:
+    """Return how many numbers pieces represent."""
+    return sum(piece.total for piece in pieces)
 
 
 def exactly(values: Numbers) -> Piece:
@@ -105,7 +110,7 @@ def thinned(pieces: Sequence[Piece], weight: int) -> Piece:
     Piece(values=array([3., 7., 9.]), weight=4, total=10, error=3)
     """
     values, ends = _together(pieces)
-    count, error = sum(p.total for p in pieces), sum(p.error for p in pieces)
+    count, error = count_of(pieces), sum(p.error for p in pieces)
     places = np.minimum(np.arange(1, -(-count // weight) + 1) * weight, count)
     left = int((ends[ends < count] % weight).max(initial=0))
     return Piece(values[np.searchsorted(ends, places)], weight, count, error + left)
@@ -117,8 +122,11 @@ def _together(pieces: Sequence[Piece]) -> tuple[Numbers, Counts]:
         return pieces[0].values, pieces[0].ends
     values = np.concatenate([np.empty(0), *(piece.values for piece in pieces)])
     counts = [np.diff(piece.ends, prepend=0) for piece in pieces]
+    ends = np.concatenate([np.empty(0, np.int64), *counts])
+    del counts  # of a long stream this is the largest memory that is ever in use
     order = np.argsort(values, kind="stable")  # finds that pieces are sorted
-    return values[order], np.cumsum(np.concatenate([np.empty(0, np.int64), *counts])[order])
+    np.cumsum(ends[order], out=ends)
+    return values[order], ends
 
 
 def room(error: Fraction) -> int:
@@ -157,7 +165,7 @@ def settled(pieces: Sequence[Piece], error: Fraction) -> list[Piece]:
     >>> len(piece.values), piece.error
     (91, 10)
     """
-    count, has = sum(p.total for p in pieces), sum(p.error for p in pieces)
+    count, has = count_of(pieces), sum(p.error for p in pieces)
     weight = math.floor(error * count) - has + 1
     kept = sum(len(piece.values) for piece in pieces)
     if weight < 1 or -(-count // weight) >= kept:

@@ -144,6 +144,8 @@ def part_of(out: BatchOutput, rows: slice | Tensor) -> BatchOutput:
             return None if column is None else column[numbers]
         if isinstance(numbers, slice):
             return column[numbers]
+        if isinstance(column, range):  # of many rows, in one step
+            return torch.arange(column.start, column.stop)[numbers].tolist()
         return [column[number] for number in numbers.tolist()]
 
     return BatchOutput(
