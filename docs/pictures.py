@@ -107,7 +107,7 @@ def quantiles() -> None:
     layers = nn.Linear(1, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 2)
     loss = lambda output, y: ffcp.pinball_loss(output, y, levels=(0.05, 0.95))  # noqa: E731
     model = trained(nn.Sequential(*layers), x[:60], y[:60], loss, 1500)
-    new, truth = x[600:], y[600:]
+    new, target = x[600:], y[600:]
     ends = model(new).detach().sort(dim=1).values
     alone = ffcp.Interval(ends[:, :1], ends[:, 1:], ends.mean(dim=1, keepdim=True), 0.1)
     interval = ffcp.CQR(model).calibrate(x[100:600], y[100:600]).predict_interval(new, alpha=0.1)
@@ -116,8 +116,8 @@ def quantiles() -> None:
     for axis, (name, one) in zip(
         axes, {"quantiles of the network": alone, "CQR": interval}.items(), strict=True
     ):
-        ffcp.plots.intervals(one, new[:, 0], truth, ax=axis, xlabel="x")
-        covered = ffcp.metrics.coverage(one, truth)
+        ffcp.plots.intervals(one, new[:, 0], target, ax=axis, xlabel="x")
+        covered = ffcp.metrics.coverage(one, target)
         axis.set_title(f"{name}: {float(covered):.1%} covered", fontsize=10)
     axes[0].get_legend().remove()
     axes[1].set_ylabel("")
@@ -163,7 +163,7 @@ def risk() -> None:
 
 
 def probabilities() -> None:
-    """Reliability of a network that is too sure, before and after Venn-Abers."""
+    """Reliability of an overconfident network, before and after Venn-Abers."""
     torch.manual_seed(0)
     x = torch.randn(42_300, 2)
     y = (torch.rand(len(x)) < torch.sigmoid(3 * x[:, 0] * x[:, 1])).long()
@@ -178,9 +178,9 @@ def probabilities() -> None:
     figure = Figure(figsize=(7, 3.4), layout="constrained")
     for axis, (name, p) in zip(figure.subplots(1, 2, sharey=True), stated.items(), strict=True):
         bins = p.argsort(stable=True).tensor_split(20)
-        said, seen = ([float(of[rows].mean()) for rows in bins] for of in (p, y))
+        stated_mean, observed = ([float(of[rows].mean()) for rows in bins] for of in (p, y))
         axis.plot([0, 1], [0, 1], color="black", lw=0.8, ls="--")
-        axis.plot(said, seen, "o-", ms=4, color="C0")
+        axis.plot(stated_mean, observed, "o-", ms=4, color="C0")
         loss = float(nn.functional.binary_cross_entropy(p.clamp(1e-12, 1 - 1e-12), y))
         axis.set_title(f"{name}: log loss {loss:.3f}", fontsize=10)
         axis.set(xlabel="probability of class 1", ylabel="share of class 1", aspect="equal")

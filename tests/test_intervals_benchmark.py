@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -265,3 +266,34 @@ def test_auto_and_its_candidates_are_made_in_one_go(
 
 def test_ratio_is_shown_with_its_interval() -> None:
     assert str(Ratio(0.5, 0.4, 0.6)) == "0.500 [0.400, 0.600]"
+
+
+PAGE = Path(__file__).parents[1] / "docs" / "bands.md"
+
+
+def rows_with_scores(text: str) -> list[str]:
+    """Return the data sets of the table "By data set" whose cells are all positive numbers."""
+    _, _, after = text.partition("\n## By data set\n")
+    lines = after.partition("\n## ")[0].splitlines()
+    names = []
+    for name, *cells in (line.strip("|").split("|") for line in lines if line.startswith("|")):
+        numbers = [cell.strip(" *") for cell in cells]
+        if name.strip() in DATA and all(re.fullmatch(r"[\d.]+(e\+\d+)?|inf", n) for n in numbers):
+            names.append(name.strip())
+    return names
+
+
+def test_the_committed_page_has_numbers_for_all_data_sets() -> None:
+    text = PAGE.read_text()
+    assert len(DATA) == 15
+    assert sorted(rows_with_scores(text)) == sorted(DATA)
+    assert f"Means over {len(DATA)} data sets" in text
+    for method in METHODS:
+        assert f"| {page.shown(method)} | " in text
+
+
+def test_an_emptied_page_is_noticed() -> None:
+    text = PAGE.read_text()
+    assert rows_with_scores(page.text({})) == []
+    without = "\n".join(line for line in text.splitlines() if not line.startswith("| bike |"))
+    assert sorted(rows_with_scores(without)) == sorted(set(DATA) - {"bike"})

@@ -1,8 +1,8 @@
 """Measure Auto beside its candidates and other libraries; show which limits hold.
 
 On fifteen data sets, two series and three synthetic problems, with the paper's networks and
-division of the rows. Results are kept one by one in the cache (``FFCP_CACHE``), so that a run that
-was killed goes on where it was:
+division of the rows. Each result is stored in the cache (``FFCP_CACHE``), so that a killed run can
+be resumed:
 
     python -m benchmarks.intervals --seeds 100,101 --data com,bike --jobs 2
     python -m benchmarks.intervals --seeds 100 --methods Auto --label changed   # Auto alone, again
@@ -86,8 +86,10 @@ def _asked() -> argparse.Namespace:
     )
     parser.add_argument("--jobs", default=1, type=int, help="processes at once")
     parser.add_argument("--time", action="store_true", help="time learning with two threads, alone")
-    parser.add_argument("--label", default="", help="keep results of a changed ffcp apart")
-    parser.add_argument("--stored", action="store_true", help="measure nothing, show what is known")
+    parser.add_argument("--label", default="", help="store results of a changed ffcp separately")
+    parser.add_argument(
+        "--stored", action="store_true", help="measure nothing, show stored results"
+    )
     parser.add_argument("--write", nargs="?", const=_DOCS, type=Path, metavar="FOLDER",
                         help="write bands.md and its picture, by default into docs")  # fmt: skip
     asked = parser.parse_args()
@@ -119,7 +121,7 @@ def _seeds_of(name: str, seeds: Sequence[int]) -> Sequence[int]:
 
 
 def _stored(cases: Sequence[Case], label: str) -> Results:
-    """Return all that is known."""
+    """Return all stored results."""
     results: Results = {}
     for case in cases:
         found = {method: known(case, method, label) for method in METHODS}

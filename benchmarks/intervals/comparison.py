@@ -1,4 +1,4 @@
-"""Paired comparisons over seeds and data sets, and the limits that Auto must keep."""
+"""Paired comparisons over seeds and data sets, and the limits that Auto must meet."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def ratio(groups: Sequence[Sequence[float]]) -> Ratio:
     """Average ratios over groups, each the average over its members; all in logarithms.
 
     The interval is that of the mean of the groups as they are, with what varies inside them
-    (Welch and Satterthwaite); with one member in a group nobody knows it.
+    (Welch and Satterthwaite); with one member in a group it is unknown.
 
     >>> ratio([[0.5, 2.0], [1.0, 1.0]]).value
     1.0

@@ -1,4 +1,4 @@
-"""The contestants, and how each is measured on one case."""
+"""The methods that are compared, and how each is measured on one case."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ AUTO, AUTO_LENGTH, PROTOTYPE = "Auto", "Auto, length", "prototype"
 CP, FFCP, LCP, LEARNED = "CP", "FFCP", "LCP", "Learned"
 CQR, BOOSTED = "CQR network", "boosted CQR"
 LAPLACE, EPIC = "last-layer Laplace", "EPICSCORE"
-# Of what is computed here. A change makes stored results stale.
+# Of the measurements. A change makes stored results stale.
 _VERSIONS = {"ffcp": 2, "own": 1, "crepes": 2, "mapie": 2}
 
 
 class Made(NamedTuple):
-    """A method that is ready to predict, and what there is to say about it."""
+    """A calibrated method, and what is reported about it."""
 
     predict: Callable[[Tensor], Sequence[Any]]
     calibrated: int | None = None  # rows; all of them if not given
@@ -42,7 +42,7 @@ class Made(NamedTuple):
 
 @dataclass(frozen=True)
 class Measured:
-    """How a method did on the test rows.
+    """Results of a method on the test rows.
 
     Seconds are those of learning and calibrating, and of predicting, as the processor counts them
     for this process. ``worst`` is the coverage of the worst third of the targets, ``excess`` the
@@ -96,7 +96,7 @@ def _learned(case: Case) -> Made:
 
 
 class _Memory:
-    """What Auto has found for a case, and which candidate is to be taken, if any is."""
+    """The candidates of Auto for a case, and the one to select, if any."""
 
     case: Case | None = None
     found: ClassVar[dict[str, dict[str, Any]]] = {}
@@ -114,7 +114,7 @@ _GROWN = ", from the densest part"  # ends the name of other sets from the same 
 
 @dataclass(frozen=True)
 class RememberingSelection(auto.MethodSelection):
-    """Auto's selection, which remembers all candidates, so that each can be tried on test rows."""
+    """Auto's selection; it stores all candidates, so that each can be measured on test rows."""
 
     def _candidates(self, *given: Any) -> Any:
         parent: Any = super()
@@ -123,7 +123,7 @@ class RememberingSelection(auto.MethodSelection):
         return _Memory.found["fixed"].items()
 
     def select(self, aside: Aside) -> Selected:
-        """Take the candidate that was asked for, or the best."""
+        """Select the requested candidate, or the best."""
         name = _Memory.taken
         if name is None:
             return super().select(aside)
@@ -196,7 +196,7 @@ def _boosted_cqr(case: Case) -> Made:
 
 Group = dict[str, Callable[[Case], Made]]
 
-# What is measured in one go: both Autos share what was learned.
+# Methods measured together: both criteria of Auto share the learned candidates.
 GROUPS: tuple[Group, ...] = (
     {AUTO: partial(_auto, criterion="score"), AUTO_LENGTH: partial(_auto, criterion="length")},
     {PROTOTYPE: _pooled},
@@ -217,7 +217,7 @@ ON_PROBLEMS = (AUTO, PROTOTYPE, CP, "crepes, residuals")  # which have networks 
 
 
 def library(method: str) -> str:
-    """Return whose code a method is: ffcp's, the benchmark's own, or another library's."""
+    """Return the library of a method: "ffcp", "own" (this benchmark), or another."""
     if method in PEERS:
         return method.split(",")[0].lower()
     return "own" if method in (PROTOTYPE, *RETRAINED, *PUBLISHED) else "ffcp"
@@ -272,7 +272,7 @@ def _score_and_length(ends: Sequence[Any], y: Tensor) -> tuple[float, float]:
 
 
 def measured(method: Callable[[Case], Made], case: Case) -> dict[str, Any]:
-    """Make a method on a case and judge its intervals on the test rows."""
+    """Calibrate a method on a case and measure its intervals on the test rows."""
     parts, noise = case.parts, cases.loaded(case).noise  # loaded before the clock starts
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a choice of plain CP, for example, is part of the result

@@ -1,7 +1,7 @@
-"""Opponents in code of our own: a prototype to beat, and two published methods as we read them.
+"""Baselines implemented here: a prototype, and two published methods as we read them.
 
-- ``pooled``: boosted quantiles of the residual, taught by training rows and most of the
-  calibration rows together; a factor on the learned width calibrates.
+- ``pooled``: boosted quantiles of the residual, learned from training rows and most of the
+  calibration rows together; calibrated by a factor on the learned width.
 - ``laplace``: a last-layer Laplace approximation. The last layer of the network is a Bayesian
   linear regression on the last hidden values, its prior and noise set by the evidence (MacKay,
   1992; Daxberger et al., 2021); residuals are divided by the predictive standard deviation.
@@ -70,9 +70,9 @@ def boosted_quantile(
 def pooled(
     model: nn.Module, parts: Split, alpha: float, columns: Callable[[Tensor], Array] | None = None
 ) -> Predict:
-    """Return intervals between boosted quantiles of the residual, taught by pooled rows.
+    """Return intervals between boosted quantiles of the residual, learned from pooled rows.
 
-    ``columns`` are what is learned from; by default input and prediction.
+    ``columns`` computes the features; by default input and prediction.
     """
 
     def own(x: Tensor) -> Array:
@@ -82,7 +82,7 @@ def pooled(
     teach = int(_TEACH * len(parts.y_cal))
     fresh = numbers(parts.y_cal) - predicted(model, parts.x_cal)
     known = numbers(parts.y_train) - predicted(model, parts.x_train)
-    # A network knows its training rows too well: their residuals are stretched to fresh ones.
+    # Training residuals are too small: rescaled to the median of the fresh ones.
     known = known * np.median(np.abs(fresh[:teach])) / max(float(np.median(np.abs(known))), 1e-9)
     table = np.vstack([see(parts.x_cal[:teach]), see(parts.x_train)])
     residuals = np.concatenate([fresh[:teach], known])
@@ -137,8 +137,8 @@ def laplace(model: nn.Sequential, parts: Split, alpha: float) -> Predict:
     by = threshold(errors / scale(parts.x_cal), alpha)
 
     def predict(x: Tensor) -> tuple[Array, Array]:
-        centre, reach = predicted(model, x), by * scale(x)
-        return centre - reach, centre + reach
+        centre, half_width = predicted(model, x), by * scale(x)
+        return centre - half_width, centre + half_width
 
     return predict
 
@@ -150,7 +150,7 @@ _EPOCHS, _PATIENCE, _BATCH = 200, 15, 128
 
 
 def epicscore(model: nn.Module, parts: Split, alpha: float, seed: int) -> Predict:
-    """Return intervals whose reach is a quantile of the predictive distribution of the score."""
+    """Return intervals whose half-width is a quantile of the score's predictive distribution."""
     scores = np.abs(numbers(parts.y_cal) - predicted(model, parts.x_cal))
     rows = len(scores)
     left = 1000 if rows >= 2000 else round(0.3 * rows)  # that calibrate, as in the published code
@@ -185,41 +185,42 @@ def epicscore(model: nn.Module, parts: Split, alpha: float, seed: int) -> Predic
 
     def predict(x: Tensor) -> tuple[Array, Array]:
         centre = predicted(model, x)
-        reach = np.concatenate([_inverse(cdf, mixture(some), level) for some in x.split(1000)])
-        reach = np.maximum(middle + unit * reach, 0.0)
-        return centre - reach, centre + reach
+        quantile = np.concatenate([_inverse(cdf, mixture(rows), level) for rows in x.split(1000)])
+        half_width = np.maximum(middle + unit * quantile, 0.0)
+        return centre - half_width, centre + half_width
 
     return predict
 
 
 def _learned_mixture(x: Tensor, y: Tensor) -> nn.Sequential:
-    """Train a mixture density network with dropout; three tenths of the rows stop it."""
+    """Train a mixture density network with dropout; 30 % of the rows are for early stopping."""
     layers: list[nn.Module] = []
     for wide in (x.shape[1], _WIDTH):
         layers += [nn.Linear(wide, _WIDTH), nn.ReLU(), nn.BatchNorm1d(_WIDTH), nn.Dropout(_DROPOUT)]
     network = nn.Sequential(*layers, nn.Linear(_WIDTH, 3 * _PARTS))
     optimizer = torch.optim.Adamax(network.parameters(), lr=1e-3)
     stop, best, waited = len(y) * 3 // 10, float("inf"), 0
-    kept = network.state_dict()
+    best_state = network.state_dict()
     for _ in range(_EPOCHS):
         network.train()
         for rows in (torch.randperm(len(y) - stop) + stop).split(_BATCH):
             if len(rows) > 1:
                 optimizer.zero_grad()
-                _unlikely(network(x[rows]), y[rows]).backward()
+                _negative_log_likelihood(network(x[rows]), y[rows]).backward()
                 optimizer.step()
         with torch.no_grad():
-            loss = float(_unlikely(network.eval()(x[:stop]), y[:stop]))
+            loss = float(_negative_log_likelihood(network.eval()(x[:stop]), y[:stop]))
         waited = 0 if loss < best else waited + 1
         if loss < best:
-            best, kept = loss, {name: one.clone() for name, one in network.state_dict().items()}
+            best = loss
+            best_state = {name: one.clone() for name, one in network.state_dict().items()}
         if waited >= _PATIENCE:
             break
-    network.load_state_dict(kept)
+    network.load_state_dict(best_state)
     return network.eval()
 
 
-def _unlikely(out: Tensor, y: Tensor) -> Tensor:
+def _negative_log_likelihood(out: Tensor, y: Tensor) -> Tensor:
     """Return the mean negative log likelihood of a mixture of normal distributions."""
     shares, centres, widths = out.unflatten(-1, (3, _PARTS)).unbind(-2)
     widths = nn.functional.softplus(widths).clamp_min(1e-4)

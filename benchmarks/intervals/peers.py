@@ -1,4 +1,4 @@
-"""Intervals of others: crepes and MAPIE on the same network, and models that are trained anew.
+"""Intervals of other libraries, crepes and MAPIE, on the same network; and retrained models.
 
 crepes and MAPIE, used as their manuals do, are not needed by ffcp or its tests: install them
 beside it to have them measured (``pip install crepes==0.9.1 mapie==1.6.0``).
@@ -21,7 +21,7 @@ Array = NDArray[np.float64]
 
 
 def version(library: str) -> str | None:
-    """Say which version of a library is installed; ``None`` if it is not."""
+    """Return the installed version of a library; ``None`` if it is not installed."""
     try:
         return importlib.metadata.version(library)
     except importlib.metadata.PackageNotFoundError:
@@ -73,7 +73,7 @@ def crepes(model: nn.Module, parts: Split, alpha: float, by: str) -> Predict:
 def mapie(model: nn.Module, parts: Split, alpha: float, residuals: Any, seed: int) -> Predict:
     """Normalise by a model of the residual's size, learned on a quarter of the calibration rows.
 
-    ``residuals`` is that model; ``None``: the linear one that MAPIE takes by itself.
+    ``residuals`` is that model; ``None``: the linear default of MAPIE.
     """
     from mapie.conformity_scores import ResidualNormalisedScore
     from mapie.regression import SplitConformalRegressor
@@ -91,7 +91,7 @@ def mapie(model: nn.Module, parts: Split, alpha: float, residuals: Any, seed: in
 
 
 def boosted_cqr(parts: Split, alpha: float) -> Predict:
-    """Learn two quantiles of the target itself with LightGBM; both ends move by one distance."""
+    """Learn two quantiles of the target with LightGBM, and calibrate them by CQR."""
     x, y = parts.x_train.double().numpy(), numbers(parts.y_train)
     low, high = (boosted_quantile(x, y, level) for level in (alpha / 2, 1 - alpha / 2))
     x, y = parts.x_cal.double().numpy(), numbers(parts.y_cal)

@@ -1,4 +1,4 @@
-"""A picture of bands on three kinds of noise: growing, the same everywhere, skewed."""
+"""A picture of intervals on three kinds of noise: growing, the same everywhere, skewed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _TITLES = ("growing noise", "the same noise everywhere", "skewed noise")
 
 
 def draw(path: Path) -> None:
-    """Train a small network on each data set, and draw the bands of four methods."""
+    """Train a small network on each data set, and draw the intervals of four methods."""
     torch.set_num_threads(1)
     figure = Figure(figsize=(14, 8.8), layout="constrained")
     FigureCanvasAgg(figure)
@@ -80,14 +80,14 @@ def draw(path: Path) -> None:
 
 
 def _panel(panel: Axes, predictor: RegressionPredictor, name: str, x: Tensor, y: Tensor) -> None:
-    band = predictor.predict_interval(x, ALPHA)
-    lower, upper, prediction = (part[:_SHOWN] for part in band)
+    interval = predictor.predict_interval(x, ALPHA)
+    lower, upper, prediction = (part[:_SHOWN] for part in interval)
     some = ffcp.Interval(lower, upper, prediction, ALPHA)
     plots.intervals(some, x[:_SHOWN, 0], y[:_SHOWN], ax=panel, xlabel=" ", ylabel=" ")
     if (legend := panel.get_legend()) is not None:
         legend.remove()  # there is one for all
-    score, length = metrics.interval_score(band, y, ALPHA), metrics.mean_length(band)
-    coverage = metrics.coverage(band, y)
+    score, length = metrics.interval_score(interval, y, ALPHA), metrics.mean_length(interval)
+    coverage = metrics.coverage(interval, y)
     panel.set_title(
         f"{name}\nscore {score:.2f}, length {length:.2f}, coverage {coverage:.1%}",
         fontsize=9,

@@ -1,4 +1,4 @@
-"""What is not known yet is measured, in processes of their own, and kept as it is found."""
+"""Run the missing measurements in separate processes, and store each result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ffcp_paper.experiments.tasks import TRAINED, Training
 
 
 class Task(NamedTuple):
-    """Methods to measure in one go, on one case."""
+    """Methods to measure together, on one case."""
 
     case: Case
     methods: tuple[str, ...]
@@ -27,7 +27,7 @@ class Task(NamedTuple):
 def missing(
     cases: Sequence[Case], wanted: Sequence[str], label: str, absent: Sequence[str]
 ) -> Iterator[Task]:
-    """Return what is not known yet, the most important methods of every case first."""
+    """Yield the missing measurements, the most important methods of every case first."""
     for group in GROUPS:
         names = [name for name in group if name in wanted and library(name) not in absent]
         for case in cases:
@@ -60,7 +60,7 @@ def run(tasks: Sequence[Task], jobs: int, threads: int) -> int:
 
 
 def _done(waiting: dict[Future[list[str]], str]) -> int:
-    """Print what comes back; return how many failed."""
+    """Print results as they complete; return how many failed."""
     failed = 0
     for done, future in enumerate(as_completed(waiting), 1):
         error = future.exception()
@@ -82,23 +82,23 @@ def _train(data: str, training: Training, seeds: list[int]) -> list[str]:
 
 def _work(task: Task) -> list[str]:
     result = {method: measure(task.case, method, task.label) for method in task.methods}
-    return [f"{method}: {_said(one)}" for method, one in result.items()]
+    return [f"{method}: {_summary(one)}" for method, one in result.items()]
 
 
 def alone(function: Callable[..., Any], *arguments: Any, threads: int) -> Any:
-    """Call a function in a process of its own with so many threads."""
+    """Call a function in a separate process with a number of threads."""
     os.environ["OMP_NUM_THREADS"] = str(threads)
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(function, *arguments).result()
 
 
 def run_timed(label: str, threads: int) -> methods.Timed:
-    """Time how long Auto learns."""
+    """Time fitting and calibrating Auto."""
     result: methods.Timed = alone(methods.timed, label, threads, threads=threads)
     return result
 
 
-def _said(one: Measured) -> str:
+def _summary(one: Measured) -> str:
     chosen = f", chose {one.chosen}" if one.chosen else ""
     return (
         f"score {one.score:.4g}, length {one.length:.4g}, coverage {one.coverage:.1%}, worst third "

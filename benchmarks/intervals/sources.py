@@ -1,8 +1,8 @@
-"""What the quantiles of the residual can be learned from, and what each source adds.
+"""Measure what each source of features adds to learned quantiles of the residual.
 
 The learner is that of the prototype (:func:`benchmarks.intervals.opponents.pooled`), so that only
 its columns differ: prediction, input, gradient norms at the layers, the last hidden values, the
-leverage of these among training rows, the residuals of near training rows.
+leverage of these among training rows, the residuals of neighbouring training rows.
 
     python -m benchmarks.intervals.sources --seeds 100,101 --jobs 2     # tables, and images
 """
@@ -71,7 +71,7 @@ def _views(case: Case) -> dict[str, Callable[[Tensor], Array]]:
         sizes = np.abs(numbers(parts.y_train) - predicted(model, parts.x_train))
         search = NearestNeighbors(n_neighbors=_NEIGHBOURS + 1).fit(parts.x_train.numpy())
         distance, rows = search.kneighbors(x.numpy())
-        itself = distance[:, :1] == 0  # a training row is no neighbour of its own
+        itself = distance[:, :1] == 0  # a training row is not its own neighbour
         rows = np.where(itself, rows[:, 1:], rows[:, :-1])
         return np.asarray(sizes[rows].mean(axis=1))
 
@@ -111,7 +111,7 @@ def _known(case: Case, sources: Sources) -> float | None:
 
 
 def gain(data: Sequence[str], seeds: Sequence[int], added: str, beside: Sources) -> Ratio | None:
-    """Return the interval score with a source to that without it, of all that is known."""
+    """Return the ratio of interval scores with and without a source, over stored results."""
     groups = []
     for name in data:
         cases = [Case(name, seed) for seed in seeds]
@@ -122,13 +122,13 @@ def gain(data: Sequence[str], seeds: Sequence[int], added: str, beside: Sources)
 
 
 def measured(seeds: Sequence[int]) -> int:
-    """Return on how many data sets something is known."""
+    """Return the number of data sets with stored results."""
     first = ADDED[0][1]
     return sum(any(_known(Case(n, seed), first) is not None for seed in seeds) for n in DATA)
 
 
 def rows(seeds: Sequence[int]) -> list[tuple[str, ...]]:
-    """Return a line for each source: what it does in tables, and in images."""
+    """Return a line for each source: its gain on tables, and on images."""
     lines = []
     for added, beside in ADDED:
         found = [gain(data, seeds, added, beside) for data in (DATA, (IMAGES,))]

@@ -1,4 +1,4 @@
-"""Auto: the best band that the network allows, chosen honestly among all that can be had."""
+"""Auto: compare all interval methods on rows that do not calibrate, and use the best one."""
 
 from __future__ import annotations
 
@@ -75,14 +75,14 @@ if TYPE_CHECKING:
 Self = TypeVar("Self", bound="Auto")
 PLAIN, LOCAL, OWN = "CP", "LCP", "quantiles of the model"
 _BY = {NETWORK: "networks", BOOSTING: "trees", MEAN: "trees and networks"}
-_FEWEST = 60  # rows set aside below which nothing is learned from them alone
-_COMPARE = 9  # ... below which they cannot compare what was learned elsewhere, and ...
-_TIMES = 4  # ... times as many where nothing was: fewer are missed more than they help
+_FEWEST = 60  # rows set aside: with fewer, nothing is learned from them alone
+_COMPARE = 9  # ... with fewer, candidates learned from other rows cannot be compared; ...
+_TIMES = 4  # ... times as many if there are none: fewer are worth more in the calibration
 
 
 @dataclass(frozen=True)
 class MethodSelection(Selection):
-    """Selects the method: what one pass gives for the rows set aside serves all candidates."""
+    """Selects the method; all candidates share one pass over the rows set aside."""
 
     on: Sequence[On] | None
     criterion: str
@@ -101,7 +101,7 @@ class MethodSelection(Selection):
     selects_calibration = True
 
     def prepared(self, model: Any, x: Any) -> MethodSelection:
-        """Find the layers of the model."""
+        """Return the selection with the layers of the model."""
         if self.quantiles is not None:
             _check_quantiles(model, x, self._own.requires())
         layers = candidates(model, x) if self.on is None or NORMS in self.on else None
@@ -113,7 +113,7 @@ class MethodSelection(Selection):
         return output
 
     def requires(self) -> Requires:
-        """Return all that any candidate looks at, once the model is known."""
+        """Return the features that any candidate requires; none until the model is known."""
         if self.sight is None:
             return Requires()
         own = Requires() if self.quantiles is None else self._own.requires()
@@ -121,12 +121,12 @@ class MethodSelection(Selection):
         return self.sight.requires().joined(own).joined(norms)
 
     def division(self, fraction: float, seed: int) -> Teaching:
-        """Return which rows teach and compare, and which calibrate."""
+        """Return which rows train and compare candidates, and which calibrate."""
         return division(self.alpha, self.side, self.calibrate_rows, seed)
 
     @property
     def fewest_rows(self) -> int:  # type: ignore[override]
-        """How many rows set aside can teach or compare anything."""
+        """The fewest rows set aside that can train or compare candidates."""
         if not has_own_thresholds(self.joint):
             return FEWEST_ROWS  # which teach the scales of outputs
         rows = max(_COMPARE, rows_needed(shared_out(self.alpha, self.side, False, 1)))
@@ -134,7 +134,7 @@ class MethodSelection(Selection):
         return rows if is_known else _TIMES * rows
 
     def without_rows(self, rows: int, alpha: Any) -> Selected:
-        """Take the simplest method, and no row to select it."""
+        """Return the simplest method, for calibration sets too small to select."""
         score = self._scaled(Constant()) if self.quantiles is None else self._own
         level = float(exact_alpha(alpha))
         choice = AutoChoice(self._simplest, {}, self.criterion, Used(0, 0, rows), level, self.side)
@@ -152,7 +152,7 @@ class MethodSelection(Selection):
 
     @property
     def _own(self) -> LearnedScore:
-        """Intervals between the quantiles that the model gives itself."""
+        """The score of the quantiles that the model itself predicts."""
         return LearnedScore(
             FeatureColumns(values=self.quantiles),
             ModelQuantiles.kind,
@@ -166,11 +166,11 @@ class MethodSelection(Selection):
 
     @property
     def _simplest(self) -> str:
-        """What is taken unless another is clearly better."""
+        """The candidate that is selected unless another is clearly better."""
         return PLAIN if self.quantiles is None else OWN
 
     def select(self, aside: Aside) -> Selected:
-        """Compare all candidates on rows set aside, and make the best of them."""
+        """Compare all candidates on the rows set aside, and return the best."""
         y = arrays.target_like(aside.y, aside.out.output)
         kinds, not_tried = self._learners(aside.out, len(y))
         used = judged(len(y)) if kinds else torch.ones(len(y), dtype=torch.bool)
@@ -183,8 +183,8 @@ class MethodSelection(Selection):
             tried = dict(self._candidates(judge, aside, kinds, step))
             trials = {name: judge.trial(one, tried[PLAIN]) for name, one in tried.items()}
             best = min(trials, key=lambda name: getattr(trials[name], self.criterion))
-            # The best of many is a little lucky: where rows tell no difference, the simplest is
-            # taken.
+            # The best of many is partly luck: without a significant difference the simplest is
+            # selected.
             if not judge.is_clearly_better(tried[best], tried[self._simplest], self.criterion):
                 best = self._simplest
             score = tried[best].make()
@@ -216,7 +216,7 @@ class MethodSelection(Selection):
             yield from self._taught(judge, aside, kinds, step)
 
     def _learners(self, out: BatchOutput, rows: int) -> tuple[list[str], tuple[str, ...]]:
-        """Return which learners are tried, and why others are not."""
+        """Return the learners to try, and the reasons why others are not."""
         if self.lesson is None and rows < _FEWEST:
             return [], ()
         reason = boosting.why_not(out.output[0].numel())
@@ -225,7 +225,7 @@ class MethodSelection(Selection):
     def _taught(
         self, judge: Comparison, aside: Aside, kinds: Sequence[str], step: Callable[[], object]
     ) -> Iterator[tuple[str, MethodCandidate]]:
-        """Learn from rows set aside and training rows: judged by folds, and made by all of them."""
+        """Learn from rows set aside and training rows: cross-fitted to compare, refitted on all."""
         assert self.sight is not None
         ways: dict[str, Any] = {"joint": self.joint, "side": self.side}
         training = None if self.lesson is None else self.lesson.rows
@@ -262,14 +262,14 @@ def _inner(calibration: Calibration) -> Calibration:
 
 
 def _check_quantiles(model: Any, x: Any, requires: Requires) -> None:
-    """Refuse a layer that cannot give the quantiles of one target."""
+    """Raise if the layer does not return the quantiles of one target."""
     out = forward.see(model, inputs.take(x, slice(0, 2)), requires)
     (layer,) = requires.values
     rows, shape = len(out.rows), tuple(out.values[layer].shape)
     if shape != (rows, len(KNOTS)) or out.output.numel() != rows:
         raise ValueError(
-            f"quantiles={layer!r} must give {len(KNOTS)} quantiles of a model's one output, got "
-            f"shape {shape} for an output of {tuple(out.output.shape)}"
+            f"quantiles={layer!r} must return {len(KNOTS)} quantiles for a model with one output, "
+            f"got shape {shape} for an output of {tuple(out.output.shape)}"
         )
 
 
@@ -285,7 +285,7 @@ def localized(calibration: Calibration, bandwidth: float) -> Calibration:
 
 
 def _checked(calibration: Calibration | None, pac: bool) -> Calibration:
-    """Refuse calibrations under which candidates cannot be compared, or give no PAC coverage."""
+    """Raise if candidates cannot be compared under a calibration, or it has no PAC coverage."""
     calibration = Marginal() if calibration is None else calibration
     inner = _inner(calibration)
     if type(inner) not in (Marginal, Weighted):
@@ -303,7 +303,7 @@ def _checked(calibration: Calibration | None, pac: bool) -> Calibration:
 
 
 class Auto(LearnsFromTraining):
-    """The best interval that the network allows: all methods compared, honestly.
+    """Intervals of the best method, selected on rows that do not calibrate.
 
     Candidates are CP, FFCP at every layer, LCP with the nearest predictions (not with ``missing``,
     as it needs all targets), and quantiles of the residual that are learned from training rows
@@ -313,10 +313,10 @@ class Auto(LearnsFromTraining):
 
     About 1,000 calibration rows calibrate (as many as miss an interval a hundred times: 10,000 for
     alpha = 0.01; in groups as many in each, on average; of few rows at least two fifths, and of
-    every group and output as many known targets as alpha needs, if there are) and meet nothing but
-    the final quantile. All others teach, and compare: each is judged by what other folds of them
-    taught. So the guarantee is that of every other method. Where fewer than 36 rows would be left
-    to teach (of about 90) learning loses more than it gains: none are, and Auto is CP. After
+    every group and output as many known targets as alpha needs, if there are) and are used for the
+    final quantile only. All others train and compare the candidates, by cross-fitting. So the
+    guarantee is that of every other method. Where fewer than 36 rows would be left to learn from
+    (of about 90), learning loses more than it gains: all rows calibrate, and Auto is CP. After
     :meth:`fit`, or with ``quantiles``, 9 rows are enough; 10 to learn the scales of outputs that
     share a threshold. For alpha below 0.1 it is more rows, in proportion. With
     :class:`ffcp.calibrations.Weighted` rows count by their density ratio in that comparison too: it
@@ -351,7 +351,7 @@ class Auto(LearnsFromTraining):
     Attributes
     ----------
     choice : AutoChoice or None
-        What was compared, and what was taken.
+        The comparison of methods, and the one selected.
 
     Examples
     --------
@@ -414,12 +414,12 @@ class Auto(LearnsFromTraining):
         if self.method == LOCAL:
             raise ValueError(
                 "LCP was selected, which has no PAC coverage: make the predictor with pac=True, "
-                "and calibrate it again without such candidates"
+                "and calibrate again: LCP is then no candidate"
             )
         return super().pac_quantiles(alphas, sure, metadata)
 
     def fit(self: Self, x: Any, y: Any = None, *, disjoint: bool = False) -> Self:
-        """Take rows to learn from that will not calibrate: those that trained the model will do.
+        """Learn from rows that will not calibrate, for example the training rows of the model.
 
         Parameters
         ----------
@@ -437,13 +437,13 @@ class Auto(LearnsFromTraining):
 
     @property
     def choice(self) -> AutoChoice | None:
-        """What was compared, and what was taken; ``None`` until it is."""
+        """The comparison of methods and the one selected; ``None`` before calibrating."""
         choice: AutoChoice | None = self._state.report.get("method")
         return choice
 
     @property
     def method(self) -> str | None:
-        """The method in use; ``None`` until it is chosen."""
+        """The method in use; ``None`` until it is selected."""
         if isinstance(self._state.score, Selection):
             return None
         return PLAIN if self.choice is None else self.choice.method

@@ -1,4 +1,4 @@
-"""Judging candidates on rows that do not calibrate: their interval score and length."""
+"""Compare candidates by interval score and length, on rows that do not calibrate."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SCORE, LENGTH = CRITERIA = ("score", "length")
 
 @dataclass(frozen=True)
 class MethodTrial(Described):
-    """How one candidate did on the rows set aside.
+    """Interval score and length of one candidate on the rows set aside.
 
     Both numbers are relative to those of CP if there are several outputs, so that one in large
     units does not decide alone.
@@ -68,15 +68,15 @@ class Used(Described):
 
 @dataclass(frozen=True)
 class AutoChoice(ShownAsTable, Described):
-    """Which method was chosen, and how all candidates did.
+    """The selected method, and the results of all candidates.
 
     Attributes
     ----------
     method
-        The one that was taken.
+        The selected one.
     trials
         For each candidate its interval score (length, plus 2 / alpha times the miss) and its
-        length, averaged over the rows that compare. The best is taken if it beats CP, or the
+        length, averaged over the rows that compare. The best is selected if it beats CP, or the
         central quantiles of the model if it gives any, by more than a standard error.
     criterion
         Which of the two decided: ``"score"`` or ``"length"``.
@@ -86,9 +86,9 @@ class AutoChoice(ShownAsTable, Described):
     alpha
         The level at which candidates were compared.
     side
-        Which side of intervals is promised. With ``"lower"`` or ``"upper"`` the place of the length
-        is taken by the reach: how far that limit lies beyond the prediction, negative on its
-        other side; and a miss counts 1 / alpha times.
+        Which side of intervals is guaranteed. With ``"lower"`` or ``"upper"`` the length is
+        the distance from the prediction to that limit, negative if the limit lies on the other
+        side; and a miss counts 1 / alpha times.
     not_tried
         What was left out, and why: LightGBM may not be installed.
 
@@ -124,7 +124,7 @@ class AutoChoice(ShownAsTable, Described):
     def ranking(self) -> Ranking:
         """Return all candidates, the best first."""
         if not self.rows.compare:
-            few = "compared with nothing: there are too few calibration rows"
+            few = "nothing was compared: there are too few calibration rows"
             return Ranking([f"{_explained(self.method)}; {few}"], (), (), 0)
         what = f"mean {extent(self.side)}"
         by = "interval score" if self.criterion == SCORE else what
@@ -161,7 +161,7 @@ _WORDS = {
 
 
 def _explained(name: str) -> str:
-    """Name a candidate for people.
+    """Return the name of a candidate as reports show it.
 
     >>> _explained("FFCP at 'backbone.3'"), _explained("FFCP at 'input'")
     ('FFCP at layer backbone.3', 'FFCP at the input')
@@ -171,7 +171,7 @@ def _explained(name: str) -> str:
 
 
 class MethodCandidate(NamedTuple):
-    """A method to choose: its bands on the rows set aside, and how it is made for good."""
+    """A candidate: its intervals on the rows set aside, and how to make its final score."""
 
     lower: Tensor
     upper: Tensor
@@ -180,9 +180,9 @@ class MethodCandidate(NamedTuple):
 
 
 class Comparison:
-    """Compares bands on rows that do not calibrate.
+    """Compares intervals on rows that do not calibrate.
 
-    Where inputs move, these count by their density ratio, ``weights``; ``left`` rows calibrate.
+    Under covariate shift rows count by their density ratio, ``weights``; ``left`` rows calibrate.
     """
 
     def __init__(
@@ -206,19 +206,19 @@ class Comparison:
         self.rows_needed = rows_needed(shared_out(self._alpha, side, False, 1))
 
     def scaled(self, family: ScaledScore) -> ScaledScore:
-        """Bring outputs that share a threshold to one scale, learned here."""
+        """Return the score with output scales learned here, if outputs share a threshold."""
         if has_own_thresholds(family.joint) or self._y.shape[1] == 1:
             return family
         scores = two_sided(self._scores(replace(family, joint=False)), family.side)
         return replace(family, output_scales=learned_output_scales(scores, self._alpha))
 
     def fixed(self, family: IntervalScore, out: BatchOutput | None = None) -> MethodCandidate:
-        """Return the bands of a family that nothing here was chosen for, at its own threshold."""
+        """Return the intervals of a score that was not fitted to these rows."""
         scores = self._scores(family, out)
         if self.weights is None:
             each = [conformal_quantile(column[~column.isnan()], self._level) for column in scores.T]
             threshold = torch.stack(each)[None]
-        else:  # each row as a new one, as much of these rows as of those that calibrate
+        else:  # each row as a new one, at its share among the rows that calibrate
             own = self.weights * min(1.0, self.rows / self._left)
             each = [
                 weighted_quantile(column, self.weights, own, self._level) for column in scores.T
@@ -237,7 +237,7 @@ class Comparison:
         return MethodCandidate(lower[0].double().cpu(), upper[0].double().cpu(), lambda: family)
 
     def local(self, family: ScaledScore) -> MethodCandidate:
-        """Judge LCP by halves, each with the bandwidth and the thresholds of the other."""
+        """Return the intervals of LCP: each half uses bandwidth and thresholds of the other."""
         scores, alpha, left = self._scores(family), self._level, self._left
         near = Local("nearest")
         metadata = near.metadata(self.out)
@@ -261,49 +261,51 @@ class Comparison:
         return self._candidate(family, thresholds)._replace(bandwidth=chosen(everything))
 
     def trial(self, one: MethodCandidate, plain: MethodCandidate) -> MethodTrial:
-        """Measure a candidate; of several outputs each relative to plain CP."""
+        """Return mean score and length of a candidate, relative to CP if outputs are several."""
         return MethodTrial(*(self._mean(rows) for rows in self._relative(one, plain)))
 
     def is_clearly_better(
         self, one: MethodCandidate, plain: MethodCandidate, criterion: str
     ) -> bool:
-        """Say whether a candidate beats plain CP by more than a standard error, row by row."""
+        """Whether a candidate beats CP by more than a standard error of the paired gain."""
         size = self.rows if self.weights is None else effective_size(self.weights)
         if size < self.rows_needed:
-            return False  # hardly any row is like those to come
+            return False  # too few rows resemble the target distribution
         place = CRITERIA.index(criterion)
         gain = self._relative(plain, plain)[place] - self._relative(one, plain)[place]
         return self._mean(gain) > self._standard_error(gain)
 
     def _mean(self, values: Tensor) -> float:
-        """Average over rows, each by its weight; what is not known does not count."""
+        """Return the weighted mean over rows, without NaN."""
         known = ~values.isnan()
         return float(values[known] @ self._shares[known] / self._shares[known].sum())
 
     def _standard_error(self, values: Tensor) -> float:
-        """Give the standard error of such a mean."""
+        """Return the standard error of the weighted mean."""
         known = ~values.isnan()
         shares = self._shares[known] / self._shares[known].sum()
         excess, n = values[known] - self._mean(values), int(known.sum())
         return math.sqrt(float((shares * excess).square().sum()) * n / max(1, n - 1))
 
     def _relative(self, one: MethodCandidate, plain: MethodCandidate) -> tuple[Tensor, Tensor]:
-        """Give interval score and length of every row."""
-        mine, theirs = self._measured(one), self._measured(plain)
+        """Return interval score and length of every row, relative to CP if outputs are several."""
+        candidate, baseline = self._measured(one), self._measured(plain)
         if self.weights is not None:
-            # So heavy that bands are infinite, whatever is chosen: it tells no difference.
-            heavy = theirs[1].isinf()
-            mine, theirs = (
+            # Rows too heavy for any finite interval cannot distinguish candidates.
+            heavy = baseline[1].isinf()
+            candidate, baseline = (
                 (score.masked_fill(heavy, torch.nan), length.masked_fill(heavy, torch.nan))
-                for score, length in (mine, theirs)
+                for score, length in (candidate, baseline)
             )
         if self._y.shape[1] == 1:
-            return mine[0][:, 0], mine[1][:, 0]
-        relative = [each / other.nanmean(dim=0) for each, other in zip(mine, theirs, strict=True)]
+            return candidate[0][:, 0], candidate[1][:, 0]
+        relative = [
+            each / other.nanmean(dim=0) for each, other in zip(candidate, baseline, strict=True)
+        ]
         return relative[0].nanmean(dim=1), relative[1].nanmean(dim=1)
 
     def _measured(self, one: MethodCandidate) -> tuple[Tensor, Tensor]:
-        """Give interval score and length of every row and output; of unknown targets no score."""
+        """Return interval score and length of every row and output; NaN for unknown targets."""
         lower = self._prediction if self._side == UPPER else one.lower
         upper = self._prediction if self._side == LOWER else one.upper
         below = 0 if self._side == UPPER else (lower - self._y).clamp_min(0)

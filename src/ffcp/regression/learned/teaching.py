@@ -1,4 +1,4 @@
-"""Learning quantiles of the residual: from training rows, from calibration rows, from both."""
+"""Learn quantiles of the residual from training rows, calibration rows, or both."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from ffcp.regression.learned.learned_score import LearnedScore
 from ffcp.regression.learned.learners import BOOSTING, NETWORK, MeanQuantiles
 from ffcp.regression.learned.nested import LEVELS
 
-MOST_ROWS = 20_000  # that teach; more take their time and add little
-_FOLDS = 3  # rows that teach are judged by what the other folds taught, ...
-_JUDGED = 2000  # ... until so many are: more would take their time and tell little
+MOST_ROWS = 20_000  # to learn from; more cost time and add little
+_FOLDS = 3  # of cross-fitting, ...
+_JUDGED = 2000  # ... for about so many rows: more cost time and add little
 _WEIGHT = 0.5  # of a training row beside a fresh one
 _STACKED = (0.5, 0.25, 0.75)  # weights of trees beside networks that are compared
 _MISSES = 100  # how many calibration rows an interval should miss: 1,000 calibrate at alpha = 0.1
@@ -41,7 +41,7 @@ class Rows(NamedTuple):
 
     @classmethod
     def of(cls, sight: FeatureColumns, out: BatchOutput, y: Tensor) -> Rows:
-        """Read what one pass gave for rows, and their targets."""
+        """Return the rows of a batch output and its targets."""
         target = columns(arrays.target_like(y, out.output)).double().cpu()
         residuals = target - as_float64(out.output).reshape(len(target), -1).cpu()
         return cls(sight.columns(out), residuals, torch.ones(len(target)))
@@ -52,10 +52,10 @@ class Rows(NamedTuple):
 
 
 def pooled(fresh: Rows, training: Rows | None) -> Rows:
-    """Put training rows beside fresh ones.
+    """Return fresh and training rows together.
 
-    A network knows its training rows too well: their residuals are stretched to the size of fresh
-    ones, by the ratio of medians, and count half.
+    Residuals of training rows are too small, as the network has been fitted to them: they are
+    rescaled by the ratio of medians, and have half the weight.
 
     >>> one = Rows(torch.zeros(2, 1), torch.tensor([[4.0], [-4.0]]), torch.ones(2))
     >>> both = pooled(one, Rows(torch.ones(1, 1), torch.tensor([[1.0]]), torch.ones(1)))
@@ -88,7 +88,7 @@ class Teacher:
     def taught(
         self, kind: str, fresh: Rows, cross_fit: CrossFit | None = None, **config: Any
     ) -> LearnedScore:
-        """Return the score that all rows teach, with as many trees as ``cross_fit`` found."""
+        """Return the score learned from all rows, with the number of trees of ``cross_fit``."""
         found: dict[str, Any] = {}
         if cross_fit is not None:
             found = {"rounds": cross_fit.rounds or None, "weight": cross_fit.weight}
@@ -100,7 +100,7 @@ class Teacher:
     def _learned(
         self, kind: str, rows: Rows, held: Rows | None = None, weight: float = 0.5, **ways: Any
     ) -> tuple[Any, Tensor]:
-        """Return what learned from rows, and the typical sizes of their columns.
+        """Return a learner fitted to rows, and the typical sizes of their columns.
 
         Rows that are ``held`` out end the growth of trees; ``weight`` is that of the trees, where
         both learn.
@@ -118,7 +118,7 @@ class Teacher:
         return MeanQuantiles(network.learn(*given), trees, weight), typical
 
     def cross_fitted(self, kind: str, fresh: Rows, step: Callable[[], object]) -> CrossFit:
-        """Return, for rows of some folds, the quantiles that all other rows taught."""
+        """Return cross-fitted quantiles: those of each fold are learned from all other rows."""
         quantiles = torch.empty(*fresh.residuals.shape, len(LEVELS), dtype=torch.float64)
         fold, rounds = torch.arange(len(quantiles)) % _FOLDS, []
         for held in (fold == number for number in range(folds_of(len(quantiles)))):
@@ -134,9 +134,9 @@ class Teacher:
 
 
 class CrossFit(NamedTuple):
-    """Quantiles (n, m, levels) that other folds taught, and what they found to be best.
+    """Cross-fitted quantiles (n, m, levels), and the settings selected on the way.
 
-    ``rounds`` is how many trees each quantile has, ``weight`` that of trees beside networks.
+    ``rounds`` is the number of trees of each quantile, ``weight`` that of trees in the mean.
     """
 
     quantiles: Tensor
@@ -159,7 +159,7 @@ def stacked(networks: CrossFit, trees: CrossFit, residuals: Tensor) -> CrossFit:
 
 
 def folds_of(rows: int) -> int:
-    """Return how many of the folds are judged.
+    """Return how many folds are cross-fitted.
 
     >>> folds_of(60), folds_of(3000), folds_of(9000)
     (3, 2, 1)
@@ -168,13 +168,13 @@ def folds_of(rows: int) -> int:
 
 
 def judged(rows: int) -> Tensor:
-    """Mark the rows of the folds that are judged."""
+    """Return a mask of the rows in cross-fitted folds."""
     return torch.arange(rows) % _FOLDS < folds_of(rows)
 
 
 @dataclass(frozen=True)
 class CrossFitted(LearnedScore):
-    """The quantiles that other folds taught for each row, found among the values of a pass."""
+    """A score by cross-fitted quantiles, which are stored among the values of a batch output."""
 
     def quantiles(self, out: BatchOutput) -> Tensor:
         """Return the quantiles of the residual, (n, m, levels)."""
@@ -192,7 +192,7 @@ def tail_of(alpha: Any, side: str) -> float:
 
 
 def division(alpha: Any, side: str, calibrate_rows: int | None, seed: int) -> Teaching:
-    """Return how rows are divided: so many calibrate that intervals miss about a hundred."""
+    """Return the division of rows: enough calibrate for about a hundred misses."""
     wanted = math.ceil(_MISSES / shared_out(alpha, side, False, 1))
     return Teaching(wanted, seed, MOST_ROWS, calibrate_rows)
 
@@ -213,15 +213,15 @@ class LearnedSelection(Selection):
     what = "what is learned"
 
     def prepared(self, model: Any, x: Any) -> LearnedSelection:
-        """Find the layers there are to learn from."""
+        """Return the selection with the layers of the model to learn from."""
         return replace(self, sight=FeatureColumns.of(model, x, self.on))
 
     def requires(self) -> Requires:
-        """Return what is learned from, once the model is known."""
+        """Return the features to learn from; none until the model is known."""
         return Requires() if self.sight is None else self.sight.requires()
 
     def division(self, fraction: float, seed: int) -> Teaching:
-        """Return which rows teach and which calibrate."""
+        """Return which rows are learned from and which calibrate."""
         return division(self.alpha, self.side, self.calibrate_rows, seed)
 
     def prediction(self, output: Tensor) -> Tensor:
@@ -238,7 +238,7 @@ class LearnedSelection(Selection):
         return Selected(learned, aside.calibration, {})
 
     def accepts(self, score: Any) -> bool:
-        """Whether a score is one that it could have learned."""
+        """Whether this selection could have learned the score."""
         mine = (self.kind, self.shape, self.joint, self.side)
         is_learned = isinstance(score, LearnedScore)
         return is_learned and (score.kind, score.shape, score.joint, score.side) == mine
