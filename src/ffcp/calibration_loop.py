@@ -257,8 +257,8 @@ def _select(
 def _spared(mask: Tensor, labels: Sequence[Any], known: Tensor, needed: int) -> Tensor:
     """Take rows back until every group that has as many targets as are needed keeps as many.
 
-    Without labels all rows are one group. Which rows does not depend on what is known of them, so that groups stay exchangeable with new
-    rows.
+    Without labels all rows are one group. Which rows are taken back does not depend on their
+    targets, so that groups stay exchangeable with new rows.
 
     >>> _spared(torch.tensor([True, False, True, True]), [0, 0, 1, 1], torch.ones(4, 1) > 0, 2)
     tensor([False, False, False, False])

@@ -368,7 +368,7 @@ def reproduce(
 ) -> None:
     """Make the paper's tables, its numbers and ours side by side, and its figures.
 
-    Without names all of them: a minute or two with --quick, an hour and a quarter with all data.
+    Without names all of them: a minute or two with --quick, an hour with all data.
     Every table says whether the paper's claim holds here. Data sets that are missing are shown as
     not available. What is finished is kept: a second call, or one after an interruption, computes
     only what is missing.

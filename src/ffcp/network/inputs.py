@@ -368,10 +368,11 @@ def _as_pairs(item: Any) -> str:
 
 def _check_order(x: Any, y: Any) -> None:
     """Raise ValueError if the index of y is that of x in another order; others say nothing."""
-    mine, other = (getattr(part, "index", None) for part in (x, y))
-    if not hasattr(mine, "is_unique") or not hasattr(other, "is_unique") or mine.equals(other):
+    rows: Any = getattr(x, "index", None)
+    others: Any = getattr(y, "index", None)
+    if not hasattr(rows, "is_unique") or not hasattr(others, "is_unique") or rows.equals(others):
         return
-    if mine.is_unique and len(mine) == len(other) and set(mine) == set(other):
+    if rows.is_unique and len(rows) == len(others) and set(rows) == set(others):
         raise ValueError("y has the rows of x in another order: give y.loc[x.index]")
 
 
