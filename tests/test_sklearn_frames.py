@@ -267,6 +267,59 @@ def test_texts_and_sparse_rows_are_taken() -> None:
     assert intervals.predict_interval(rows).shape == (300, 2)
 
 
+@pytest.mark.parametrize("method", ["auto", "cp", "lcp", "learned"])
+def test_nullable_columns_and_cells_of_any_kind_are_taken(method: str) -> None:
+    x, y = mixed(300)
+    draw = np.random.default_rng(1)
+    x = x.assign(
+        whole=pd.array(draw.choice(np.array([1, 2, None]), 300), dtype="Int64"),
+        flag=pd.array(draw.choice(np.array([True, False, None]), 300), dtype="boolean"),
+        nothing=None,
+        never=pd.NaT,
+        vector=[draw.standard_normal(2) for _ in range(300)],
+    ).set_axis([0] * 300)  # and an index with duplicates
+    model = make_pipeline(make_column_transformer((SimpleImputer(), ["number"])), Ridge())
+    intervals = ConformalRegressor(model, method=method, random_state=0).fit(x, y)
+    ends = intervals.set_output(transform="pandas").predict_interval(x)
+    assert list(ends.index) == [0] * 300
+    assert np.mean((ends["lower"] <= y) & (y <= ends["upper"])) > 0.85
+
+
+def test_missing_values_of_nullable_columns_are_counted() -> None:
+    frame = pd.DataFrame({"a": pd.array([True, None], dtype="boolean"), "b": [2.0, 3.0]})
+    assert NumericColumns(frame)(frame).tolist() == [[1, 2, 0], [0, 3, 1]]
+
+
+def test_tables_without_rows_or_with_two_columns_of_a_name_are_refused_in_words() -> None:
+    class LazyFrame:
+        columns = ("a",)
+
+        def collect(self) -> Any:
+            return pd.DataFrame({"a": [1.0]})
+
+    intervals = ConformalRegressor(Ridge())
+    with pytest.raises(TypeError, match=r"'LazyFrame'.*X\.collect\(\)"):
+        intervals.fit(LazyFrame(), [1.0])
+    twice = pd.DataFrame(np.ones((9, 3)), columns=["a", "b", "b"])
+    with pytest.raises(ValueError, match="several columns named 'b': give each its own name"):
+        intervals.fit(twice, np.arange(9))
+
+
+def test_targets_in_another_order_than_the_frame_are_refused() -> None:
+    x, y = mixed(60)
+    with pytest.raises(ValueError, match=r"y has the rows of x in another order"):
+        ConformalRegressor(Ridge()).fit(x[["number"]], pd.Series(y).sample(frac=1, random_state=0))
+
+
+def test_a_size_in_words_and_a_transformer_are_told_what_is_expected() -> None:
+    x, y = np.ones((9, 2)), np.arange(9)
+    with pytest.raises(ValueError, match=r"share of rows that calibrate.*got '0.2'"):
+        ConformalRegressor(Ridge(), calibration_size="0.2").fit(x, y)  # type: ignore[arg-type]
+    for without in (StandardScaler(), make_pipeline(StandardScaler())):
+        with pytest.raises(TypeError, match="has no predict: expected a regressor"):
+            ConformalRegressor(without).fit(x, y)
+
+
 def test_several_levels_come_as_the_core_returns_them() -> None:
     x, y = mixed()
     model = make_pipeline(make_column_transformer((SimpleImputer(), ["number"])), Ridge())

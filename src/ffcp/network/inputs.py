@@ -346,7 +346,7 @@ def pairs(
                 "a loader must yield pairs (x, y) or dicts with 'labels'; batch "
                 f"{number} is {described(item)}. Wrap it: {call}({_as_pairs(item)} in loader)"
             )
-        _check_order(*item)
+        check_order(*item)
         batch, labels = read(item[0]), target(item[1])
         rows = row_count(batch)
         if labels.dim() == 0 or labels.shape[0] != rows:
@@ -366,7 +366,7 @@ def _as_pairs(item: Any) -> str:
     return f"(batch[{first!r}], batch[{last!r}]) for batch"
 
 
-def _check_order(x: Any, y: Any) -> None:
+def check_order(x: Any, y: Any) -> None:
     """Raise ValueError if the index of y is that of x in another order; others say nothing."""
     rows: Any = getattr(x, "index", None)
     others: Any = getattr(y, "index", None)

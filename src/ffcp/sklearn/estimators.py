@@ -29,6 +29,7 @@ from sklearn.utils.validation import (
 import ffcp
 from ffcp.conformal.rank import requested_alpha, requested_alphas
 from ffcp.extras import needed
+from ffcp.network.inputs import check_order
 from ffcp.sklearn.rows import Array, as_rows, row_count, take
 from ffcp.sklearn.sources import (
     NetworkSource,
@@ -117,12 +118,15 @@ class _Conformal(BaseEstimator):  # type: ignore[misc]
         """Return the numbers of the training rows and of the calibration rows."""
         if is_fitted_already(self.estimator):
             return np.arange(0), np.arange(rows)
-        if not 0 < self.calibration_size < 1:
-            raise ValueError(f"'calibration_size' must lie in (0, 1), got {self.calibration_size}")
+        share: Any = self.calibration_size
+        if not isinstance(share, (int, float, np.floating)) or not 0 < share < 1:
+            raise ValueError(
+                f"'calibration_size' is the share of rows that calibrate, in (0, 1): got {share!r}"
+            )
         if rows < 2:
             raise ValueError(f"n_samples={rows}: expected at least 2, to train and to calibrate")
         order = check_random_state(self.random_state).permutation(rows)
-        held = min(rows - 1, max(1, round(rows * self.calibration_size)))
+        held = min(rows - 1, max(1, round(rows * float(share))))
         return np.sort(order[held:]), np.sort(order[:held])
 
     def _seed(self) -> int:
@@ -147,6 +151,7 @@ class _Conformal(BaseEstimator):  # type: ignore[misc]
     def _read(self, x: Any, y: Any, *, numeric: bool) -> tuple[Any, Array]:
         """Return X and y, with columns and y checked; the estimator checks X itself."""
         x, y = validate_data(self, as_rows(x), y, skip_check_array=True)
+        check_order(x, y)
         target = check_array(
             y, ensure_2d=False, dtype="numeric" if numeric else None, input_name="y", estimator=self
         )

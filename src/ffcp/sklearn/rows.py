@@ -19,7 +19,16 @@ def as_rows(x: Any) -> Any:
     """
     if hasattr(x, "tocsr"):
         return x.tocsr()
-    if hasattr(x, "columns") or (isinstance(x, list) and x and isinstance(x[0], str)):
+    if hasattr(x, "collect"):
+        kind = type(x).__name__
+        raise TypeError(f"expected rows, got a {kind!r}, which has not read them: give X.collect()")
+    if hasattr(x, "columns"):
+        names = list(x.columns)
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"X has several columns named {twice!r}: give each its own name")
+        return x
+    if isinstance(x, list) and x and isinstance(x[0], str):
         return x
     matrix = np.asarray(x)
     if matrix.dtype.kind in "biuf" and matrix.ndim != 2:
@@ -98,8 +107,20 @@ def _columns(x: Any) -> dict[int, Array]:
 
 def _is_numeric(column: Array) -> bool:
     """Whether all values that are not missing are numbers or dates."""
-    missing = np.array([value is None or value != value for value in column.tolist()], dtype=bool)
+    missing = np.array([_is_missing(value) for value in column.tolist()], dtype=bool)
     return not np.isnan(_as_numbers(column[~missing])).any()
+
+
+def _is_missing(value: Any) -> bool:
+    """Whether a cell is None, NaN or pandas.NA, or holds an array, which is neither true nor false.
+
+    >>> _is_missing(None), _is_missing(float("nan")), _is_missing("a word")
+    (True, True, False)
+    """
+    try:
+        return value is None or bool(value != value)
+    except (TypeError, ValueError):
+        return True
 
 
 def _as_numbers(column: Array) -> Array:

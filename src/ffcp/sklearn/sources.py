@@ -124,6 +124,12 @@ def source(estimator: Any, x: Any, y: Array, classes: Array | None, seed: int) -
             raise TypeError(f"'estimator' must be an estimator or a network, got {estimator!r}")
         network = network if classes is None else _for_classes(network, x, len(classes))
         return NetworkSource(_trained(network, x, y, classify, seed), classify)
+    if not hasattr(estimator, "predict"):
+        name = type(estimator).__name__
+        raise TypeError(
+            f"{name!r} has no predict: expected a regressor or a classifier, or a Pipeline that "
+            "ends with one"
+        )
     fitted, is_frozen = clone(estimator), isinstance(estimator, FrozenEstimator)
     if not is_frozen:
         fitted.fit(*_for_estimator(estimator, x, y, classes))
