@@ -566,3 +566,13 @@ def test_predictions_lie_in_their_intervals_where_the_mean_of_a_long_tail_does_n
         made = fitted.predict(frame, alpha)
         assert (made["prediction"] >= made["lower"]).all()
         assert (made["prediction"] <= made["upper"]).all()
+
+
+def test_targets_that_are_no_name_and_minutes_in_words_are_told() -> None:
+    frame = houses(60)
+    with pytest.raises(TableError, match=r"name of a column \(--target\) in quotes, got 'Series'"):
+        tables.fit(frame, frame["price"])
+    with pytest.raises(TableError, match=r"'minutes' must be a positive number, got '3'"):
+        tables.fit(frame, "price", minutes="3")  # type: ignore[arg-type]
+    with pytest.raises(TableError, match=r"'country' is 'CH' in all of 60 rows: there is nothing"):
+        tables.fit(frame, "country")

@@ -208,3 +208,30 @@ def test_large_whole_numbers_stay_apart_as_words(tmp_path: Path, way: str, nulls
     assert values[:4].tolist() == [float(n) for n in _LARGE]
     assert missing.tolist() == [False] * 4 + [True] * nulls
     assert not bad.any()
+
+
+def test_a_quotation_mark_that_is_not_closed_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "open.csv"
+    path.write_text('a,y\n1,2\n"4,5\n6,7\n')
+    with pytest.raises(TableError, match=r"a quotation mark that is not closed.*row 2"):
+        table_io.read(path)
+
+
+def test_hostile_text_is_read_whole(tmp_path: Path) -> None:
+    path = tmp_path / "hostile.csv.gz"
+    text = '\ufeffGröße m²;タイプ;prix €\n1,5;"a ""quoted""; line\nbreak";2,5\n3;b,c;4,25\n'
+    path.write_bytes(gzip.compress(text.encode()))
+    frame = table_io.read(path)
+    assert list(frame.columns) == ["Größe m²", "タイプ", "prix €"]
+    assert frame["タイプ"].tolist() == ['a "quoted"; line\nbreak', "b,c"]
+    assert frame.attrs["decimal"] == ","
+
+
+@pytest.mark.parametrize("table", [{"a": [1]}, [[1, 2]], pd.Series([1])])
+def test_what_is_neither_file_nor_frame_is_told(table: object) -> None:
+    with pytest.raises(TableError, match=f"a file or a frame, got '{type(table).__name__}'"):
+        table_io.as_given(table)
+
+
+def test_a_table_of_arrow_is_a_frame() -> None:
+    assert table_io.as_given(pa.table({"a": [1, 2]}))["a"].tolist() == [1, 2]

@@ -368,6 +368,7 @@ class FittedTable:
 
 
 def _frame(table: Any) -> pd.DataFrame:
+    table = table_io.as_given(table)
     return table_io.named(table) if isinstance(table, pd.DataFrame) else table_io.read(table)
 
 

@@ -158,6 +158,7 @@ def fit(
 
 
 def _read(table: Any) -> tuple[pd.DataFrame, str]:
+    table = table_io.as_given(table)
     is_frame = isinstance(table, pd.DataFrame)
     # One row is enough, and reading all of a table that is too wide would take long.
     wide = (table if is_frame else next(table_io.parts(table, rows=1))[0]).shape[1]
@@ -169,7 +170,7 @@ def _read(table: Any) -> tuple[pd.DataFrame, str]:
     return table_io.read(table), Path(table).name
 
 
-def _check_options(side: str, support: Any, minutes: float, seed: int) -> None:
+def _check_options(side: str, support: Any, minutes: Any, seed: int) -> None:
     low, high = (0.0 if end is None else end for end in support)
     if side not in _SIDES:
         raise TableError(f"'side' must be one of {', '.join(_SIDES)}, got {side!r}")
@@ -177,8 +178,8 @@ def _check_options(side: str, support: Any, minutes: float, seed: int) -> None:
         raise TableError(f"'support' must be two ascending numbers, got {support}")
     if not 0 <= seed < 2**63:
         raise TableError(f"'seed' must be from 0 to 2**63 - 1, got {seed}")
-    if not minutes > 0:
-        raise TableError(f"'minutes' must be positive, got {minutes}")
+    if isinstance(minutes, str) or not minutes > 0:
+        raise TableError(f"'minutes' must be a positive number, got {minutes!r}")
 
 
 def _check_support(goal: Target, side: str, support: Any) -> None:

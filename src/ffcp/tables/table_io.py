@@ -120,6 +120,11 @@ def _csv(path: Path, rows: int) -> Iterator[pd.DataFrame]:
                 block.attrs.update(attrs)
                 yield block.reset_index(drop=True)
     except pd.errors.ParserError as error:
+        if "EOF inside string" in str(error):
+            raise TableError(
+                f"{path} has a quotation mark that is not closed ({str(error).strip()}): close it, "
+                "or double a mark that belongs to a cell"
+            ) from error
         raise TableError(
             f"{path} has rows with more cells than names ({str(error).strip()}): name every "
             "column, and quote cells that hold the delimiter"
@@ -222,6 +227,16 @@ def _check_names(names: list[str], where: Any) -> None:
     if index.has_duplicates:
         twice = index[index.duplicated()][0]
         raise TableError(f"{where} has several columns named {twice!r}: rename all but one")
+
+
+def as_given(table: Any) -> Any:
+    """Return a path or a frame as it is, those of polars and pyarrow as frames of pandas."""
+    if isinstance(table, (str, Path, pd.DataFrame)):
+        return table
+    if hasattr(table, "to_pandas"):
+        return table.to_pandas()
+    kind = type(table).__name__
+    raise TableError(f"expected a file or a frame, got {kind!r}: give pandas.DataFrame(...)")
 
 
 def named(frame: pd.DataFrame) -> pd.DataFrame:

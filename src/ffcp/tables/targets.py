@@ -72,8 +72,11 @@ class Target:
         return torch.from_numpy((self.values - centre) / scale).float()
 
 
-def column(frame: pd.DataFrame, name: str, option: str) -> pd.Series:
+def column(frame: pd.DataFrame, name: Any, option: str) -> pd.Series:
     """Return a column by its name; raise if there is none, with the names of all."""
+    if not isinstance(name, str):
+        kind = type(name).__name__
+        raise TableError(f"expected the name of a column ({option}) in quotes, got {kind!r}")
     if name not in frame.columns:
         listed = ", ".join(map(repr, frame.columns[:30]))
         raise TableError(f"the table has no column {name!r} ({option}); it has {listed}")
@@ -100,7 +103,8 @@ def learn(frame: pd.DataFrame, name: str, classify: bool, decisions: list[str]) 
     known = target.values[target.known]
     distinct = np.unique(known)
     if len(distinct) == 1:
-        raise TableError(f"the target {name!r} is always {distinct.tolist()[0]!r}")
+        rows = f"{distinct.tolist()[0]!r} in all of {len(known)} rows"
+        raise TableError(f"the target {name!r} is {rows}: there is nothing to predict")
     if classify and len(distinct) > (min(_CLASSES, len(known) / 2) if len(known) > 3 else _CLASSES):
         raise TableError(f"the target {name!r} has {len(distinct)} labels: too many for classes")
     if not classify and len(distinct) == 2:
