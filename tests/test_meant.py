@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -134,3 +135,38 @@ def test_a_regressor_is_no_classifier_of_scikit_learn() -> None:
         ConformalRegressor(make_pipeline(linear.LogisticRegression())).fit(X.numpy(), numbers)
     with pytest.raises(TypeError, match="Ridge is a regressor: use ConformalRegressor"):
         ConformalClassifier(linear.Ridge()).fit(X.numpy(), numbers)
+
+
+def test_names_of_readme_are_sent_to_their_module() -> None:
+    with pytest.raises(AttributeError, match=r"'Weighted': use ffcp\.calibrations\.Weighted"):
+        _ = ffcp.Weighted  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match=r"'PixelSets': use ffcp\.segmentation\.PixelSets"):
+        _ = ffcp.PixelSets  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match=r"no attribute 'Atuo'$"):
+        _ = ffcp.Atuo  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", ["alpha", "groups", "pac"])
+def test_what_is_given_later_is_sent_there(name: str) -> None:
+    with pytest.raises(TypeError, match=f"CP takes no argument '{name}': give it to .*predict_int"):
+        ffcp.CP(nn.Linear(4, 1), **{name: 0.1})  # type: ignore[arg-type]
+
+
+def test_sets_are_sent_to_their_own_metric() -> None:
+    labels = torch.arange(120) % 3
+    sets = ffcp.LAC(nn.Linear(4, 3)).calibrate(X, labels).predict_set(X)
+    for given in ((sets, labels), (labels, sets)):
+        with pytest.raises(TypeError, match=r"ffcp\.metrics\.set_coverage"):
+            ffcp.metrics.coverage(*given)  # type: ignore[arg-type]
+    frame, target = _frame()  # a Series has a mask too, which is none of labels
+    interval = ffcp.CP(nn.Linear(4, 1)).calibrate(frame, target).predict_interval(frame)
+    assert ffcp.metrics.coverage(interval, target) > 0.8
+
+
+def test_a_class_in_place_of_a_model_and_a_folder_in_place_of_a_file_are_told(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(TypeError, match="'Linear' is a class, give a trained object of it"):
+        ffcp.CP(nn.Linear)  # type: ignore[arg-type]
+    with pytest.raises(IsADirectoryError, match=r"ffcp\.tables\.load"):
+        ffcp.load(tmp_path, nn.Linear(4, 1))

@@ -33,6 +33,15 @@ def known_only(maker: type, given: Iterable[str], known: type) -> None:
     if unknown:
         parameters = list(inspect.signature(maker.__init__).parameters.values())[1:]  # type: ignore[misc]
         own = [p.name for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        later = {
+            "alpha": "predict_interval or predict_set",
+            "groups": "calibrate, and to predict_interval or predict_set",
+            "pac": "predict_interval",
+        }
+        if unknown[0] in later:
+            raise TypeError(
+                f"{maker.__name__} takes no argument {unknown[0]!r}: give it to {later[unknown[0]]}"
+            )
         raise TypeError(
             f"{maker.__name__} takes no argument {', '.join(map(repr, unknown))}: there are "
             f"{', '.join(dict.fromkeys([*own, *known.__annotations__]))}"

@@ -237,6 +237,11 @@ def read(path: str | Path) -> dict[str, Tensor]:
     """Read what :func:`write` wrote; a damaged or foreign file is a CalibrationFileError."""
     from safetensors.torch import load
 
+    if Path(path).is_dir():
+        raise IsADirectoryError(
+            f"expected a file, got the folder {str(path)!r}: a fit that 'ffcp fit' wrote is loaded "
+            "by ffcp.tables.load"
+        )
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no file {path}")
     data = Path(path).read_bytes()  # once: it cannot change between the check and the reading

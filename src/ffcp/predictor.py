@@ -53,6 +53,8 @@ _LOOK_UP = 3  # the stream of random numbers for thresholds
 def _no_module(model: Any) -> str:
     """Return what to do with a model that is no torch.nn.Module."""
     said = f"the model must be a torch.nn.Module, got {type(model).__name__}"
+    if isinstance(model, type):
+        return f"{said}: {model.__name__!r} is a class, give a trained object of it"
     if not hasattr(model, "predict"):
         return said
     return (

@@ -123,6 +123,10 @@ def levels_of(interval: Sequence[Any], y: Any) -> tuple[list[Sequence[Any]], boo
     """Return the intervals of each level, and whether there is a first dimension of levels."""
     if hasattr(y, "prediction") and not hasattr(interval, "prediction"):
         raise TypeError(_SWAPPED)
+    if hasattr(interval, "other_labels") or hasattr(y, "other_labels"):
+        raise TypeError(
+            "expected intervals, got prediction sets: use ffcp.metrics.set_coverage(sets, y)"
+        )
     if len(interval) < 2:
         name = type(interval).__name__
         raise TypeError(f"expected the ends (lower, upper) of intervals, got {name!r}")
