@@ -89,7 +89,7 @@ def regression_network(rounds: int = 100) -> None:
                 "auto": lambda: ffcp.FFCP(model, SPLIT_POINTS).calibrate(x, y),
                 "look for NaN in x": lambda: x.sum(),
                 "cut and batches": lambda: loop(model, x),
-                "bands from predictions": lambda: stored.predict_interval(prediction),
+                "intervals from predictions": lambda: stored.predict_interval(prediction),
                 "bare forward": lambda: bare_forward(model, x, forward_size),
                 "bare fwd+bwd": lambda: bare_backward(model, x, backward_size, (0, 3, 6)),
                 "with norms": lambda: bare_backward(model, x, backward_size, (0, 3, 6), True),
@@ -121,7 +121,7 @@ def regression_network(rounds: int = 100) -> None:
     for name in (
         "look for NaN in x",
         "cut and batches",
-        "bands from predictions",
+        "intervals from predictions",
         "norms of the gradients",
     ):
         shares = (times[name] / times[bare] for bare in ("bare forward", "bare fwd+bwd"))

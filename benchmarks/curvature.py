@@ -43,12 +43,12 @@ def noisy_sine(seed: int) -> tuple[nn.Sequential, Split]:
 def measure(model: nn.Sequential, parts: Split, scale: object) -> tuple[float, float, float]:
     """Return mean length, interval score and coverage on the test rows."""
     predictor = ffcp.IntervalPredictor(model, scale=scale).calibrate(parts.x_cal, parts.y_cal)
-    band = predictor.predict_interval(parts.x_test, alpha=ALPHA)
+    interval = predictor.predict_interval(parts.x_test, alpha=ALPHA)
     y = parts.y_test
     return (
-        ffcp.metrics.mean_length(band),
-        ffcp.metrics.interval_score(band, y, ALPHA),
-        float(ffcp.metrics.coverage(band, y)),
+        ffcp.metrics.mean_length(interval),
+        ffcp.metrics.interval_score(interval, y, ALPHA),
+        float(ffcp.metrics.coverage(interval, y)),
     )
 
 

@@ -133,7 +133,7 @@ def side_by_side(
     methods: dict[str, Callable[[nn.Module], RegressionPredictor]],
     rounds: int,
 ) -> None:
-    """Seconds, ratios, and what share of FCP is inversion and what is bounds."""
+    """Print seconds, ratios, and the shares of inversion and bounds in FCP."""
     model, x, y, x_test = data(outputs)
 
     def whole(make: Callable[[nn.Module], RegressionPredictor]) -> Callable[[], object]:
@@ -177,21 +177,21 @@ QUANTILES: dict[str, Callable[[nn.Module], RegressionPredictor]] = {
 
 
 def _million(bound: str, answer: multiprocessing.Queue[float]) -> None:
-    """Bands of many rows; memory beyond the input and the result."""
+    """Intervals of many rows; memory beyond the input and the result."""
     warnings.simplefilter("ignore", ffcp.FFCPWarning)
     torch.manual_seed(0)
     model, x = mlp(10), torch.randn(MANY, 10)
     predictor = ffcp.FCP(model, FEATURE, steps=2, bound=bound)
     predictor.calibrate(x[:500], torch.randn(500)).predict_interval(x[:20_000])
     with Resident() as resident:
-        band = predictor.predict_interval(x)
-    result = sum(part.numel() * part.element_size() for part in band) / 2**20
+        interval = predictor.predict_interval(x)
+    result = sum(part.numel() * part.element_size() for part in interval) / 2**20
     answer.put(resident.grown - result)
 
 
 def memory() -> None:
-    """Memory for many test rows does not grow with them."""
-    report = table(f"FCP bands of {MANY:,} rows", "bound", "MB beyond the result")
+    """Measure memory, which must not grow with the number of test rows."""
+    report = table(f"FCP intervals of {MANY:,} rows", "bound", "MB beyond the result")
     context = multiprocessing.get_context("spawn")
     for bound in ("ibp", "crown"):
         answer = context.Queue()

@@ -33,7 +33,7 @@ from ffcp.conformal.risk import LOSS_UNIT
 from ffcp.network.model import fingerprint
 from ffcp.persistence import learned_hash
 
-FAULTS = ("wrong bands", "touched models", "errors of another class", "lost calibrations")
+FAULTS = ("wrong intervals", "touched models", "errors of another class", "lost calibrations")
 JUNK: tuple[Any, ...] = (
     None, True, -1, 0, 1e300, math.nan, math.inf, 2**70, "", "x", [], {}, [[1]], {"a": 1}, "0",
 )  # fmt: skip
@@ -68,7 +68,7 @@ def subjects() -> dict[str, Subject]:
     images, maps = torch.randn(24, 2, 4, 4), torch.randint(0, 3, (24, 4, 4))
     segments = nn.Conv2d(2, 3, 1)
 
-    def band(predictor: Any) -> Tensor:
+    def interval(predictor: Any) -> Tensor:
         result = predictor.predict_interval(x[:6], 0.2)
         return torch.cat([result.lower, result.upper])
 
@@ -76,29 +76,29 @@ def subjects() -> dict[str, Subject]:
     halves = ["a", "b"] * 45
     few = {"rank_error": 0.1}
     return {
-        "CP": Subject(lambda: ffcp.CP(body), x, y, band),
-        "FFCP": Subject(lambda: ffcp.FFCP(body, "0"), x, y, band),
-        "FFLCP": Subject(lambda: ffcp.FFLCP(body, "0", near), x, y, band),
+        "CP": Subject(lambda: ffcp.CP(body), x, y, interval),
+        "FFCP": Subject(lambda: ffcp.FFCP(body, "0"), x, y, interval),
+        "FFLCP": Subject(lambda: ffcp.FFLCP(body, "0", near), x, y, interval),
         "RAPS": Subject(
             lambda: ffcp.RAPS(classes, seed=3), x, labels,
             lambda p: p.predict_set(x[:20], 0.2, first_row=0).mask,
         ),
-        "Learned": Subject(lambda: ffcp.Learned(body, seed=0), x, y, band),
+        "Learned": Subject(lambda: ffcp.Learned(body, seed=0), x, y, interval),
         "Learned, fit": Subject(
-            lambda: ffcp.Learned(body, seed=0).fit(grown[:200], noise[:200]), x, y, band
+            lambda: ffcp.Learned(body, seed=0).fit(grown[:200], noise[:200]), x, y, interval
         ),
         "Learned, boosting": Subject(
-            lambda: ffcp.Learned(body, learner="boosting", seed=0), grown, noise, band
+            lambda: ffcp.Learned(body, learner="boosting", seed=0), grown, noise, interval
         ),
         "Auto": Subject(
-            lambda: ffcp.Auto(body, calibrate_rows=30, seed=0), grown, noise, band
+            lambda: ffcp.Auto(body, calibrate_rows=30, seed=0), grown, noise, interval
         ),
-        "FCP": Subject(lambda: ffcp.FCP(body, "0", steps=2), x, y, band),
+        "FCP": Subject(lambda: ffcp.FCP(body, "0", steps=2), x, y, interval),
         "PixelSets": Subject(
             lambda: ffcp.segmentation.PixelSets(segments), images, maps,
             lambda p: p.predict_set(images[:3], 0.2).mask,
         ),
-        "compressed": Subject(lambda: ffcp.CP(body), x, y, band, few),
+        "compressed": Subject(lambda: ffcp.CP(body), x, y, interval, few),
         "compressed groups": Subject(
             lambda: ffcp.CP(body), x, y,
             lambda p: p.predict_interval(x[:6], 0.2, groups=list(p.calibration.groups) * 3).upper,
@@ -119,7 +119,7 @@ def more_subjects() -> dict[str, Subject]:
     def sides(x: Tensor) -> list[str]:
         return ["left" if one else "right" for one in (x[:, 0] < 0).tolist()]
 
-    def band(predictor: Any) -> Tensor:
+    def interval(predictor: Any) -> Tensor:
         result = predictor.predict_interval(x[:6], 0.2)
         return torch.cat([result.lower, result.upper])
 
@@ -127,18 +127,18 @@ def more_subjects() -> dict[str, Subject]:
     shift = ffcp.calibrations.LabelShift([0.5, 1.0, 2.0])
     return {
         "Weighted": Subject(
-            lambda: ffcp.CP(body, calibration=ffcp.calibrations.Weighted(tilted)), x, y, band
+            lambda: ffcp.CP(body, calibration=ffcp.calibrations.Weighted(tilted)), x, y, interval
         ),
-        "learned": Subject(lambda: ffcp.CP(body, calibration=learned, seed=0), x, y, band, new),
+        "learned": Subject(lambda: ffcp.CP(body, calibration=learned, seed=0), x, y, interval, new),
         "groups": Subject(
-            lambda: ffcp.CP(body, calibration=ffcp.calibrations.Mondrian(by=sides)), x, y, band
+            lambda: ffcp.CP(body, calibration=ffcp.calibrations.Mondrian(by=sides)), x, y, interval
         ),
         "ellipsoid": Subject(
-            lambda: ffcp.CP(classes, joint="ellipsoid", seed=0), x, torch.randn(120, 3), band
+            lambda: ffcp.CP(classes, joint="ellipsoid", seed=0), x, torch.randn(120, 3), interval
         ),
         "Conditional": Subject(
             lambda: ffcp.CP(body, calibration=ffcp.calibrations.Conditional("input"), seed=0),
-            x, y, band,
+            x, y, interval,
         ),
         "LabelShift": Subject(
             lambda: ffcp.LAC(classes, calibration=shift), x, labels,
@@ -435,7 +435,7 @@ def trial(
         return "another score" if is_sealed and has_groups else "lost calibrations"
     if torch.equal(result, right):
         return "harmless"
-    return "another score" if is_sealed and could_be(changed, load(data)) else "wrong bands"
+    return "another score" if is_sealed and could_be(changed, load(data)) else "wrong intervals"
 
 
 def main() -> None:

@@ -175,9 +175,9 @@ def _draws(
         predictor = ffcp.LCP(model, localizer, guarantee=guarantee, seed=seed)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ffcp.FFCPWarning)
-            band = predictor.calibrate(x[:n], y[:n]).predict_interval(x[n:])
-        inside.append(band.contains(y[n:]))
-        lengths.append(band.upper - band.lower)
+            interval = predictor.calibrate(x[:n], y[:n]).predict_interval(x[n:])
+        inside.append(interval.contains(y[n:]))
+        lengths.append(interval.upper - interval.lower)
     length = torch.cat(lengths)
     return (
         float(torch.cat(inside).double().mean()),

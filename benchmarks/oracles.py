@@ -120,11 +120,11 @@ def softmax(x: Array) -> Array:
     return np.asarray(torch.from_numpy(x).double().softmax(dim=1))
 
 
-# -- bands ---------------------------------------------------------------------------------------
+# -- intervals ----------------------------------------------------------------------------------
 
 
-def ends(band: Any) -> Array:
-    return np.stack([np.asarray(band[0]), np.asarray(band[1])], axis=1)
+def ends(interval: Any) -> Array:
+    return np.stack([np.asarray(interval[0]), np.asarray(interval[1])], axis=1)
 
 
 def module(name: str) -> Any:
@@ -192,7 +192,7 @@ def torchcp(kind: str, cal: Data, new: Data) -> Array:
     return np.asarray(peer.predict(torch.tensor(new.x)).reshape(len(new.x), 2))
 
 
-def bands() -> None:
+def intervals() -> None:
     cal, new = regression()
 
     def ours(predictor: ffcp.IntervalPredictor, groups: int | None = None) -> Array:
@@ -221,12 +221,14 @@ def bands() -> None:
             "crepes": lambda: crepes(cal, new, bins=4),
         }),
     ]  # fmt: skip
-    report = table(f"Ends of {NEW} bands, {N} points", "method", "who", "largest difference", "why")
-    for name, band, peers in rows:
+    report = table(
+        f"Ends of {NEW} intervals, {N} rows", "method", "who", "largest difference", "why"
+    )
+    for name, interval, peers in rows:
         for who, ask in peers.items():
             other = asked(report, name, who, ask)
             if other is not None:
-                largest = float(np.abs(other - band).max())
+                largest = float(np.abs(other - interval).max())
                 report.add_row(
                     name, who, f"{largest:.1g}", "" if largest < 1e-9 else WHY[name, who]
                 )
@@ -382,7 +384,7 @@ def sets(title: str, spread: float, hotter: float) -> None:
 def few() -> None:
     cal, new = regression()
     cal = cal.part(slice(0, 5))  # alpha = 0.1 needs 9
-    report = table("5 points at alpha = 0.1: no finite band can be promised", "who", "mean length")
+    report = table("5 rows at alpha = 0.1: no finite interval is valid", "who", "mean length")
     ours = ends(ffcp.CP(Columns(0)).calibrate(cal.x, cal.y).predict_interval(new.x, ALPHA))
     report.add_row("ffcp", f"{(ours[:, 1] - ours[:, 0]).mean():.3g}")
     peers: dict[str, Peer] = {
@@ -406,9 +408,9 @@ def few() -> None:
 
 def metrics() -> None:
     cal, new = regression()
-    band = ffcp.CP(Columns(0)).calibrate(cal.x, cal.y).predict_interval(new.x, ALPHA)
-    array = ends(band)
-    report = table("Metrics of the bands of CP", "what", "ffcp", "who", "theirs")
+    interval = ffcp.CP(Columns(0)).calibrate(cal.x, cal.y).predict_interval(new.x, ALPHA)
+    array = ends(interval)
+    report = table("Metrics of the intervals of CP", "what", "ffcp", "who", "theirs")
 
     def compared(what: str, ours: float, who: str, ask: Callable[[], Any]) -> None:
         try:
@@ -421,8 +423,11 @@ def metrics() -> None:
                 "not installed: see the docstring of benchmarks/oracles.py",
             )
 
-    coverage, length = float(ffcp.metrics.coverage(band, new.y)), ffcp.metrics.mean_length(band)
-    score = ffcp.metrics.interval_score(band, new.y, ALPHA)
+    coverage, length = (
+        float(ffcp.metrics.coverage(interval, new.y)),
+        ffcp.metrics.mean_length(interval),
+    )
+    score = ffcp.metrics.interval_score(interval, new.y, ALPHA)
     theirs, others = "mapie.metrics.regression", "deel.puncc.metrics"
     compared("coverage", coverage, "MAPIE", lambda: module(theirs).regression_coverage_score(
         new.y, array[:, :, None]))  # fmt: skip
@@ -452,7 +457,7 @@ def in_folds(x: Array, y: Array, folds: Array) -> ffcp.CrossConformal:
 
 def more() -> None:
     """Compare cross-conformal intervals and probabilities."""
-    report = table("Bands from five folds, and Venn-Abers", "what", "who", "largest difference")
+    report = table("Intervals from five folds, and Venn-Abers", "what", "who", "largest difference")
     random = np.random.default_rng(0)
     x = random.normal(size=(N, 3))
     y, new = x.sum(axis=1) + random.normal(size=N), random.normal(size=(NEW, 3))
@@ -539,7 +544,7 @@ if __name__ == "__main__":
     warnings.simplefilter("ignore", ffcp.FFCPWarning)
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
-    bands()
+    intervals()
     sets(f"Sets of {NEW} rows, {K} classes, logits N(0, 2^2), labels drawn by them", 2.0, 1.0)
     K = 100
     sets("The same with 100 classes, logits N(0, 20^2), labels drawn at temperature 8", 20.0, 8.0)

@@ -117,13 +117,13 @@ def memory() -> None:
                 predictor.calibrate(x, y)
             report.add_row(str(rows), f"calibrate, {method}", f"{watched.grown:.0f}")
             with Resident() as watched:
-                band = predictor.predict_interval(x, alpha=0.3)
-            result = 3 * band.lower.numel() * 4 / 2**20
+                interval = predictor.predict_interval(x, alpha=0.3)
+            result = 3 * interval.lower.numel() * 4 / 2**20
             report.add_row("", f"predict, {method}; result {result:.0f} MB", f"{watched.grown:.0f}")
     show(report)
 
 
-# -- when smoothing shortens bands ---------------------------------------------------------------
+# -- when smoothing shortens intervals -----------------------------------------------------------
 
 
 def flat_then_steep(rows: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -152,7 +152,7 @@ def narrow(width: int) -> nn.Sequential:
 
 def smoothing() -> None:
     report = table(
-        "Mean band length (coverage 90 %) and the share of gradients that vanish",
+        "Mean interval length (coverage 90 %) and the share of gradients that vanish",
         "data", "vanish", "CP", "FFCP", *(f"smooth({s:g})" for s in SIGMAS),
     )  # fmt: skip
     for name, draw, width in (
@@ -166,9 +166,9 @@ def smoothing() -> None:
         cells = [name, f"{float((at['2'] < 1e-6).double().mean()):.0%}"]
         methods: list[Method] = ["exact", *(Smooth(sigma, 8) for sigma in SIGMAS)]
         for predictor in (ffcp.CP(model), *(ffcp.FFCP(model, "2", method=m) for m in methods)):
-            band = predictor.calibrate(x_cal, y_cal).predict_interval(x_test)
-            assert abs(metrics.coverage(band, y_test) - 0.9) < 0.03
-            cells.append(f"{metrics.mean_length(band):.3g}")
+            interval = predictor.calibrate(x_cal, y_cal).predict_interval(x_test)
+            assert abs(metrics.coverage(interval, y_test) - 0.9) < 0.03
+            cells.append(f"{metrics.mean_length(interval):.3g}")
         report.add_row(*cells)
     show(report)
 

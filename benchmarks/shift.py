@@ -48,7 +48,7 @@ def true_ratio(x: Tensor) -> Tensor:
     return (SHIFT * x[:, 0]).exp()
 
 
-def bands(make: Callable[[], Any], learns: bool) -> tuple[float, float, float, float]:
+def intervals(make: Callable[[], Any], learns: bool) -> tuple[float, float, float, float]:
     """Return coverage, median length, share of infinite intervals and effective sample size."""
     generator, predictor = torch.Generator().manual_seed(0), make()
     hits, lengths, sizes = [], [], []
@@ -57,9 +57,9 @@ def bands(make: Callable[[], Any], learns: bool) -> tuple[float, float, float, f
         new, _ = draw(generator, 300, SHIFT)
         asked, truth = draw(generator, ASKED, SHIFT)
         predictor.calibrate(x, y, new=new if learns else None)
-        band = predictor.predict_interval(asked, ALPHA)
-        hits.append(band.contains(truth).double().mean())
-        lengths.append(band.width)
+        interval = predictor.predict_interval(asked, ALPHA)
+        hits.append(interval.contains(truth).double().mean())
+        lengths.append(interval.width)
         size = getattr(predictor.calibration, "effective_size", len(predictor.calibration))
         sizes.append(float(size))
     whole = torch.cat(lengths)
@@ -117,7 +117,7 @@ def main() -> None:
     print("| covariate shift | coverage | median length | infinite | effective sample size |")
     print("|---|---|---|---|---|")
     for name, (make, learns) in ways.items():
-        coverage, length, infinite, size = bands(make, learns)
+        coverage, length, infinite, size = intervals(make, learns)
         print(f"| {name} | {coverage:.1%} | {length:.3g} | {infinite:.1%} | {size:.0f} |")
     print("\n| label shift | coverage | mean size |\n|---|---|---|")
     kinds: dict[str, tuple[Any, bool]] = {

@@ -31,20 +31,20 @@ ENDS_NEW = np.stack([POINT_NEW - 1, POINT_NEW + 1.2], axis=1)
 
 
 def ours(predicted: np.ndarray, new: np.ndarray) -> Ends:
-    band = ffcp.intervals_from(predicted, Y, new, ALPHA, quantiles=predicted.ndim > 1)
-    return band.lower.numpy(), band.upper.numpy()
+    interval = ffcp.intervals_from(predicted, Y, new, ALPHA, quantiles=predicted.ndim > 1)
+    return interval.lower.numpy(), interval.upper.numpy()
 
 
 def predictor_cp() -> Ends:
     predictor = ffcp.CP(ffcp.Stored()).calibrate(POINT, Y)
-    band = predictor.predict_interval(POINT_NEW, ALPHA)
-    return band.lower.numpy(), band.upper.numpy()
+    interval = predictor.predict_interval(POINT_NEW, ALPHA)
+    return interval.lower.numpy(), interval.upper.numpy()
 
 
 def predictor_cqr() -> Ends:
     predictor = ffcp.CQR(ffcp.Stored()).calibrate(ENDS, Y)
-    band = predictor.predict_interval(ENDS_NEW, ALPHA)
-    return band.lower.numpy(), band.upper.numpy()
+    interval = predictor.predict_interval(ENDS_NEW, ALPHA)
+    return interval.lower.numpy(), interval.upper.numpy()
 
 
 def crepes_cp() -> Ends:
@@ -134,11 +134,11 @@ def stored(rounds: int = 100) -> None:
         present = {
             n: run for n, run in libraries.items() if n == PREDICTOR or importlib.util.find_spec(n)
         }
-        bands = {name: run() for name, run in present.items()}
+        intervals = {name: run() for name, run in present.items()}
         times = best_of(present, rounds)
         for name, seconds in times.items():
             # All have the same guarantee, so results must nearly agree.
-            assert np.allclose(bands[name], bands["ffcp"], atol=0.02), name
+            assert np.allclose(intervals[name], intervals["ffcp"], atol=0.02), name
             ratio = times["ffcp"] / seconds
             last = (
                 () if name in ("ffcp", PREDICTOR) else (f"{ratio:.2f}", "2.00", verdict(ratio, 2.0))

@@ -90,13 +90,13 @@ def rows_of(name: str, seed: int) -> Rows:
 
 
 def judged(ends: Array, rows: Rows, seconds: float) -> Result:
-    band = (torch.from_numpy(ends[:, 0].copy()), torch.from_numpy(ends[:, 1].copy()))
+    interval = (torch.from_numpy(ends[:, 0].copy()), torch.from_numpy(ends[:, 1].copy()))
     target = torch.from_numpy(rows.y[rows.parts.test])
     return {
-        "score": float(metrics.interval_score(band, target, ALPHA)),
-        "length": float(metrics.mean_length(band)),
-        "coverage": float(metrics.coverage(band, target)),
-        "worst third": float(metrics.group_coverage(band, target).worst),
+        "score": float(metrics.interval_score(interval, target, ALPHA)),
+        "length": float(metrics.mean_length(interval)),
+        "coverage": float(metrics.coverage(interval, target)),
+        "worst third": float(metrics.group_coverage(interval, target).worst),
         "seconds": seconds,
         "calibrated": len(rows.parts.calibrate),
         "tested": len(target),
@@ -117,17 +117,18 @@ def ours(rows: Rows, task: Task) -> dict[str, Result]:
     start = time.process_time()
     with mock.patch.object(training, "time", clock), mock.patch.object(trees, "time", clock):
         fitted = tables.fit(frame, "target", alpha=ALPHA, minutes=task.minutes, seed=task.seed)
-    bands = fitted.predict(frame.iloc[rows.parts.test])
+    intervals = fitted.predict(frame.iloc[rows.parts.test])
     seconds = time.process_time() - start
     about = fitted.about
-    inside = (bands["lower"] <= bands["prediction"]) & (bands["prediction"] <= bands["upper"])
+    lower, prediction, upper = (intervals[name] for name in ("lower", "prediction", "upper"))
+    inside = (lower <= prediction) & (prediction <= upper)
     details = {
         "method": about.method,
         "training": training.training_summary(about.training),
         "outside": float(1 - inside.mean()),
         "calibrated": fitted.calibrated,
     }
-    return {OURS: judged(bands[["lower", "upper"]].to_numpy(), rows, seconds) | details}
+    return {OURS: judged(intervals[["lower", "upper"]].to_numpy(), rows, seconds) | details}
 
 
 def theirs(rows: Rows, task: Task) -> dict[str, Result]:
@@ -136,7 +137,7 @@ def theirs(rows: Rows, task: Task) -> dict[str, Result]:
     arrays |= {f"y_{part}": rows.y[some] for part, some in parts.items()}
     options = {"alpha": ALPHA, "seed": task.seed, "trees": task.trees, "threads": task.threads}
     with tempfile.TemporaryDirectory() as folder:
-        source, out = Path(folder) / "rows.npz", Path(folder) / "bands.npz"
+        source, out = Path(folder) / "rows.npz", Path(folder) / "intervals.npz"
         np.savez(source, **arrays)
         command = [task.peers, Path(__file__).with_name("tables_peers.py"), task.library]
         command += [source, out, *(f"--{name}={value}" for name, value in options.items())]

@@ -79,22 +79,22 @@ def crepes(data: Any, asked: Asked) -> Methods:
     residuals = data["y_train"] - model.learner.oob_prediction_
     difficulty.fit(data["x_train"], residuals=residuals, scaler=True)
 
-    def bands(**given: Any) -> Any:
+    def intervals(**given: Any) -> Any:
         model.calibrate(data["x_cal"], data["y_cal"], de=difficulty, **given)
         return model.predict_int(data["x_test"], confidence=1 - asked.alpha, seed=asked.seed)
 
-    yield "crepes, forest, normalised", bands
-    yield "crepes, forest, predictive system", lambda: bands(cps=True, seed=asked.seed)
+    yield "crepes, forest, normalised", intervals
+    yield "crepes, forest, predictive system", lambda: intervals(cps=True, seed=asked.seed)
 
 
 LIBRARIES = {"mapie": mapie, "crepes": crepes}
 
 
-def measured(bands: Methods) -> dict[str, Any]:
+def measured(intervals: Methods) -> dict[str, Any]:
     """Return the intervals and seconds of each method; shared work counts in each."""
     result: dict[str, Any] = {}
     shared, start = 0.0, time.process_time()
-    for name, make in bands:
+    for name, make in intervals:
         if not result:
             shared = time.process_time() - start
         start = time.process_time()

@@ -56,8 +56,8 @@ def together(*jobs: Callable[[], None]) -> list[str]:
 
 
 def ends(predictor: ffcp.IntervalPredictor) -> Tensor:
-    band = predictor.predict_interval(NEW, 0.1)
-    return torch.stack([band.lower, band.upper])
+    interval = predictor.predict_interval(NEW, 0.1)
+    return torch.stack([interval.lower, interval.upper])
 
 
 def asking(
@@ -68,8 +68,8 @@ def asking(
 
     def ask() -> None:
         for _ in range(CALLS):
-            band = ends(predictor)
-            if not any(torch.equal(band, known) for known in expected):
+            interval = ends(predictor)
+            if not any(torch.equal(interval, known) for known in expected):
                 wrong.append(1)
 
     return [ask] * THREADS, wrong
@@ -113,14 +113,14 @@ def counted() -> dict[str, int]:
         predictor.calibrate(X, Y)
         jobs, wrong = asking(predictor, [ends(predictor)])
         faults[f"8 threads, {name}: calls that raise"] = len(together(*jobs))
-        faults[f"8 threads, {name}: wrong bands"] = len(wrong)
+        faults[f"8 threads, {name}: wrong intervals"] = len(wrong)
 
     model, errors = network(), list[str]()
     predictor = ffcp.FFCP(model, "0").calibrate(X, Y)
     jobs, wrong = asking(predictor, [ends(predictor)])
     together(*jobs, repeated(lambda: model(NEW), errors))
     faults["model(x) in another thread meanwhile: calls that raise"] = len(errors)
-    faults["model(x) in another thread meanwhile: wrong bands"] = len(wrong)
+    faults["model(x) in another thread meanwhile: wrong intervals"] = len(wrong)
 
     both = [(X, Y), (X, 3 * Y)]
     predictor = ffcp.FFCP(network(), "0")
@@ -129,7 +129,7 @@ def counted() -> dict[str, int]:
     turns = itertools.cycle(both)
     raised = together(*jobs, repeated(lambda: predictor.calibrate(*next(turns)), errors, CALLS))
     faults["calibrated anew meanwhile: calls that raise"] = len(raised) + len(errors)
-    faults["calibrated anew meanwhile: bands of neither calibration"] = len(wrong)
+    faults["calibrated anew meanwhile: intervals of neither calibration"] = len(wrong)
 
     model = network()
     alone = steps(copy.deepcopy(model), 300)
@@ -140,7 +140,7 @@ def counted() -> dict[str, int]:
         for _ in range(CALLS):
             try:
                 if not torch.equal(ends(predictor), before):
-                    odd.append("another band")
+                    odd.append("another interval")
             except RuntimeError as error:
                 if "no longer those of the calibration" not in str(error):
                     odd.append(str(error))
@@ -148,7 +148,7 @@ def counted() -> dict[str, int]:
     raised = together(*[ask] * 4, lambda: losses.extend(steps(model, 300)))
     faults["training in another thread: steps that raise"] = len(raised)
     faults["training in another thread: losses that differ"] = sum(map(float.__ne__, losses, alone))
-    faults["training in another thread: bands of weights in between, other errors"] = len(odd)
+    faults["training in another thread: intervals of weights in between, other errors"] = len(odd)
 
     sets = ffcp.APS(network(outputs=5).eval(), seed=0).calibrate(X, torch.arange(200) % 5)
     numbers: list[float] = []
@@ -214,11 +214,11 @@ def one_row_at_a_time() -> dict[str, int]:
                 bool(predictor.predict_set(x[i : i + 1]).mask[0, y[i]]) for i in range(1000, 1400)
             ]
             low[name] += float(np.mean(hits)) < 0.85
-        bands = ffcp.LCP(first, near, guarantee="random", seed=seed).calibrate(x[:1000], t[:1000])
+        local = ffcp.LCP(first, near, guarantee="random", seed=seed).calibrate(x[:1000], t[:1000])
         inside = []
         for i in range(1000, 1400):
-            band = bands.predict_interval(x[i : i + 1])
-            inside.append(bool(band.lower[0] <= t[i] <= band.upper[0]))
+            interval = local.predict_interval(x[i : i + 1])
+            inside.append(bool(interval.lower[0] <= t[i] <= interval.upper[0]))
         low["LCP random"] += float(np.mean(inside)) < 0.85
     return {f"{name}, one row per call: seeds of 20 below 0.85": n for name, n in low.items()}
 

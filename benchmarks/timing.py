@@ -40,7 +40,7 @@ def best_of(
 
 
 def _settle_allocator() -> None:
-    """Make glibc keep freed memory instead of handing it back to the system.
+    """Configure glibc to keep freed memory instead of returning it to the system.
 
     Its thresholds follow the largest block freed so far. Before that, the same code takes 25 or
     70 ms, depending on which contestant triggers the page faults.

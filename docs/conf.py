@@ -36,11 +36,11 @@ python_maximum_signature_line_length = 88
 
 
 def skip(_app: Any, _what: str, name: str, member: Any, skipped: bool, _options: Any) -> bool:
-    """Leave out what a class has from elsewhere: fields of named tuples, and metadata routing."""
+    """Leave out inherited members: fields of named tuples, and metadata routing."""
     field = (getattr(member, "__doc__", None) or "").startswith("Alias for field")
     return skipped or field or (name.startswith("set_") and name.endswith("_request"))
 
 
 def setup(app: Any) -> None:
-    """Register what is above."""
+    """Register the functions above."""
     app.connect("autodoc-skip-member", skip)

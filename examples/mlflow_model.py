@@ -53,7 +53,7 @@ def from_onnx(session, rows, alpha):
 
 
 def network(weights):
-    """Make your network, and read its weights."""
+    """Build the network, and load its weights."""
     from safetensors.torch import load_model
     from torch import nn
 

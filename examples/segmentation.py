@@ -17,7 +17,7 @@ ALPHA, CALIBRATE = 0.1, 70
 
 
 def batches(some: label_maps.LabelledImages) -> Iterator[tuple[Tensor, Tensor]]:
-    """Bring images, as the network takes them, and their label maps; some at a time."""
+    """Yield batches of images, as the network takes them, and their label maps."""
     for pixels, labels in zip(some.pixels.split(4), some.labels.split(4), strict=True):
         yield segmentation_nets.deeplab_inputs(pixels), labels
 

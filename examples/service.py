@@ -27,7 +27,7 @@ class Question(BaseModel):
 
 
 def service(answer: Answer, columns: int) -> FastAPI:
-    """Make the service from a function of rows and alpha."""
+    """Return the service of a function of rows and alpha."""
     app = FastAPI()
 
     @app.post("/interval")

@@ -55,5 +55,5 @@ predictor = ffcp.LAC(model).calibrate(x[TRAIN:CALIBRATED], y[TRAIN:CALIBRATED])
 found = predictor.predict_set(x[CALIBRATED:], ALPHA)
 print(f"coverage {found.coverage(y[CALIBRATED:])}, {found.sizes.double().mean():.2f} labels a set")
 for text, label, row in [(*rows[CALIBRATED + i], i) for i in range(6)]:
-    told = " or ".join(LIBRARIES[one] for one in found.labels[row])
-    print(f"{LIBRARIES[label]:10}  {told:34}  {' '.join(text)[:60]}")
+    labels = " or ".join(LIBRARIES[one] for one in found.labels[row])
+    print(f"{LIBRARIES[label]:10}  {labels:34}  {' '.join(text)[:60]}")

@@ -15,11 +15,11 @@ from coverage import Coverage
 
 _PACKAGE = Path(__file__).parents[1] / "src/ffcp"
 _LEAST = 95.0  # percent of a module's lines
-_DOORS = {"cli", "distributed", "export", "ray", "sklearn", "tables"}
+_INTEGRATIONS = {"cli", "distributed", "export", "ray", "sklearn", "tables"}
 
 
 def below(measured: Coverage) -> dict[Path, str]:
-    """Say of each module with too few lines run how many are, and which are not."""
+    """Return the modules below the limit, each with its coverage and the lines not run."""
     found = {}
     for file in sorted(_PACKAGE.rglob("*.py")):
         _, lines, _, missing, ranges = measured.analysis2(str(file))
@@ -31,11 +31,11 @@ def below(measured: Coverage) -> dict[Path, str]:
 
 def of_core(module: Path) -> bool:
     """Whether the module is not an integration."""
-    return module.parts[0] not in _DOORS
+    return module.parts[0] not in _INTEGRATIONS
 
 
 def main() -> int:
-    """Print one line per such module; give 1 if one of them is of the core."""
+    """Print one line per module below the limit; return 1 if one is of the core."""
     measured = Coverage()
     measured.load()
     if not measured.get_data().measured_files():
@@ -43,8 +43,8 @@ def main() -> int:
         return 1
     found = below(measured)
     print(f"Lines run by tests: {len(found)} modules of ffcp are under {_LEAST:g} %.")
-    for module, said in found.items():
-        print(f"  {'core!' if of_core(module) else '     '} {module!s:32} {said}")
+    for module, report in found.items():
+        print(f"  {'core!' if of_core(module) else '     '} {module!s:32} {report}")
     core = sum(map(of_core, found))
     if core:
         print(f"{core} of them are of the core: test the lines named, or delete them.")

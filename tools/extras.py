@@ -38,8 +38,8 @@ ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level
 rows = ray.data.from_items([{"x": row.tolist(), "y": float(t)} for row, t in zip(x, y)])
 assert len(ffcp.ray.calibrate(ffcp.CP(model), rows, x="x", y="y").calibration) == 200
 """
-DOORS = {
-    "none": "predictor.save('kept.safetensors'); ffcp.load('kept.safetensors', model)",
+USES = {
+    "none": "predictor.save('c.safetensors'); ffcp.load('c.safetensors', model)",
     "cli": "import subprocess, sys\n"
     "subprocess.run([sys.executable, '-m', 'ffcp.cli', 'demo', '--epochs', '2'], check=True)",
     "frames": "assert list(interval.to_frame().columns) == ['prediction', 'lower', 'upper']",
@@ -50,7 +50,7 @@ DOORS = {
     "ConformalRegressor(Ridge()).fit(x.numpy(), y.numpy()).predict_interval(x.numpy())",
     "trees": "ffcp.Learned(model, learner='boosting', seed=0).calibrate(x, y).predict_interval(x)",
     "ray": RAY,
-    "export": "predictor.export('band.onnx', x[:5])",
+    "export": "predictor.export('intervals.onnx', x[:5])",
     "docs": "import furo, myst_nb, myst_parser, sphinx",
 }
 
@@ -63,12 +63,12 @@ def call(*words: object) -> None:
 
 
 def environment(folder: Path) -> Path:
-    """Make an environment, and return its Python."""
+    """Create a virtual environment, and return its Python."""
     venv.create(folder, with_pip=True)
     return folder / ("Scripts" if sys.platform == "win32" else "bin") / "python"
 
 
-def open_door(extra: str, wheel: Path) -> float:
+def install_and_use(extra: str, wheel: Path) -> float:
     """Install the wheel with one extra, and use it; return the seconds."""
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as name:
@@ -76,7 +76,7 @@ def open_door(extra: str, wheel: Path) -> float:
         what = str(wheel) if extra == "none" else f"{wheel}[{extra}]"
         call(python, "-m", "pip", "install", "--quiet", "--constraint", given, what)
         script = Path(name) / "use_extra.py"
-        script.write_text(f"import os\nos.chdir({name!r})\n{START}{DOORS[extra]}\n")
+        script.write_text(f"import os\nos.chdir({name!r})\n{START}{USES[extra]}\n")
         call(python, script)
     return time.perf_counter() - begin
 
@@ -90,8 +90,10 @@ def main() -> None:
         call(python, "-m", "twine", "check", "--strict", *out.iterdir())
         print("built and checked:", ", ".join(sorted(file.name for file in out.iterdir())))
         (wheel,) = out.glob("*.whl")
-        for extra in sys.argv[1:] or DOORS:
-            print(f"{extra}: opened in {open_door(extra, wheel):.0f} s", flush=True)
+        for extra in sys.argv[1:] or USES:
+            print(
+                f"{extra}: installed and used in {install_and_use(extra, wheel):.0f} s", flush=True
+            )
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ def plain(book: Any) -> Any:
 
 
 def _joined(outputs: Iterable[Any]) -> list[Any]:
-    """Put what is printed in one cell together: it comes in parts as the time has it."""
+    """Concatenate the printed parts of a cell, whose number depends on timing."""
     kept: list[Any] = []
     for output in outputs:
         if kept and output.output_type == kept[-1].output_type == "stream":

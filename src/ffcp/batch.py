@@ -80,11 +80,11 @@ class Requires(NamedTuple):
         if not (other.norms or other.values or other.input or other.logits):
             return self
         for setting in ("norm", "method", "of"):
-            mine, theirs = getattr(self, setting), getattr(other, setting)
-            if self.norms and other.norms and mine != theirs:
+            own, added = getattr(self, setting), getattr(other, setting)
+            if self.norms and other.norms and own != added:
                 raise ValueError(
-                    f"one pass takes one kind of gradient norm, but one piece asks for "
-                    f"{setting}={mine!r} and another for {setting}={theirs!r}: give both the same"
+                    f"one pass takes one kind of gradient norm, but one part requires "
+                    f"{setting}={own!r} and another {setting}={added!r}: use the same for both"
                 )
         kind = self if self.norms or not other.norms else other
         return kind._replace(
@@ -96,7 +96,7 @@ class Requires(NamedTuple):
 
 
 class BatchOutput(NamedTuple):
-    """What one pass over a batch returned.
+    """The output of one pass over the model for a batch.
 
     Attributes
     ----------

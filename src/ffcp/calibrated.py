@@ -106,11 +106,11 @@ class Calibrated:
         """Return a state with the scores of both; raise ValueError if they cannot be merged."""
         counts = self.counts.merged(other.counts)
         for key in self.layout.keys() & other.layout.keys():
-            mine, theirs = (state.layout[key].get("columns") for state in (self, other))
-            if mine and theirs and mine != theirs:
+            own, added = (state.layout[key].get("columns") for state in (self, other))
+            if own and added and own != added:
                 raise ValueError(
-                    f"the predictor to merge was calibrated on a frame with columns {theirs}, this "
-                    f"one on {mine}: give both the same columns in the same order"
+                    f"the predictor to merge was calibrated on a frame with columns {added}, this "
+                    f"one on {own}: give both the same columns in the same order"
                 )
         if not set(self.runs).isdisjoint(other.runs):
             raise ValueError(

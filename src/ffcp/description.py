@@ -1,4 +1,4 @@
-"""Config: what an object was made with, in plain data that a file can hold."""
+"""Config: the constructor arguments of an object, as plain data that a file can hold."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _is_ours(kind: type[Any]) -> bool:
 
 
 def own_objects(value: Any) -> Iterator[Any]:
-    """Yield what is the user's own in a config: functions, and objects of foreign classes."""
+    """Yield the user's own objects in a config: functions, and objects of foreign classes."""
     if isinstance(value, (list, tuple)):
         for one in value:
             yield from own_objects(one)
@@ -136,17 +136,17 @@ def unsaved(described: Any) -> Iterator[str]:
         yield from unsaved(list(described.values()))
 
 
-def differences(mine: Any, theirs: Any, name: str = "") -> Iterator[str]:
+def differences(expected: Any, found: Any, name: str = "") -> Iterator[str]:
     """Yield the arguments in which two descriptions differ.
 
     >>> list(differences({"class": "Sketch", "probes": 2}, {"class": "Sketch", "probes": 1}))
     ['probes=1 (here 2)']
     """
-    if isinstance(mine, Mapping) and isinstance(theirs, Mapping):
-        for key in dict.fromkeys([*mine, *theirs]):
-            yield from differences(mine.get(key), theirs.get(key), name if key == _KIND else key)
-    elif mine != theirs:
-        yield f"{name}={_short(theirs)} (here {_short(mine)})"
+    if isinstance(expected, Mapping) and isinstance(found, Mapping):
+        for key in dict.fromkeys([*expected, *found]):
+            yield from differences(expected.get(key), found.get(key), name if key == _KIND else key)
+    elif expected != found:
+        yield f"{name}={_short(found)} (here {_short(expected)})"
 
 
 def _short(value: Any) -> str:

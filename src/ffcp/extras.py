@@ -7,7 +7,7 @@ from typing import Any
 
 
 def needed(module: str, extra: str, what: str) -> Any:
-    """Import a module of an extra, or say how to install it.
+    """Import a module of an extra; raise ImportError with the command that installs it.
 
     >>> needed("no_such_package", "frames", "to_frame()")
     Traceback (most recent call last):

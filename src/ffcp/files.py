@@ -23,7 +23,7 @@ _DIGITS = 64  # of a SHA-256, before the settings that it seals
 
 
 class CalibrationFileError(ValueError):
-    """A saved calibration that cannot be used; says which, what is wrong, and what to do.
+    """A saved calibration cannot be used; the message names the file, the fault and the remedy.
 
     Raised by :func:`ffcp.load`, by ``predictor.load`` and by ``load_state_dict``. Predictor and
     model are as they were before.
@@ -170,8 +170,8 @@ def refused(what: Any) -> Iterator[None]:
         raise
     except Exception as error:  # foreign data can fail in any way
         raise CalibrationFileError(
-            f"{what} cannot be used: {error}. Nothing was changed; give what was saved by such a "
-            "predictor of this model, or calibrate again"
+            f"{what} cannot be used: {error}. Nothing was changed; load a file saved by the same "
+            "kind of predictor for this model, or calibrate again"
         ) from error
 
 
@@ -190,7 +190,7 @@ def put(path: str | Path, data: bytes) -> None:
     """
     place = temporary(path)
     try:
-        with said_of(path, place):
+        with naming(path, place):
             with place.open("xb") as file:
                 file.write(data)
                 file.flush()
@@ -203,10 +203,10 @@ def put(path: str | Path, data: bytes) -> None:
 
 
 @contextmanager
-def said_of(path: str | Path, place: Path) -> Iterator[None]:
+def naming(path: str | Path, place: Path) -> Iterator[None]:
     """Raise OSError with the name of the requested file, not of the temporary one.
 
-    >>> with said_of("intervals.csv", Path(".intervals.csv.4ba9de5f")):
+    >>> with naming("intervals.csv", Path(".intervals.csv.4ba9de5f")):
     ...     raise OSError(30, "Read-only file system", ".intervals.csv.4ba9de5f")
     Traceback (most recent call last):
     OSError: [Errno 30] Read-only file system: 'intervals.csv'

@@ -1,4 +1,4 @@
-"""Kernels of localized calibrations, and the localizer that says what they measure."""
+"""Kernels of localized calibrations, and the localizer, which defines their distances."""
 
 from ffcp.conformal.kernels import Box, Gaussian, Kernel, Laplace, Nearest
 from ffcp.conformal.local import Localizer

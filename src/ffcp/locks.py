@@ -26,7 +26,7 @@ class WriterLock:
 
 
 def lock(*, reentrant: bool = False) -> Any:
-    """Return a lock for short work; ``reentrant``: the same thread may take it again.
+    """Return a lock for short work; ``reentrant``: the same thread may acquire it twice.
 
     A forked process has none of its parent's other threads: it would wait forever for a lock that
     one of them held, and find their work half done. So all of these locks are taken for a fork.

@@ -1,4 +1,4 @@
-"""How objects are shown: the lines that ``print`` writes, and what notebooks make of them."""
+"""How objects are shown: lines for ``print``, and HTML for notebooks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ShownAsTable:
     """Shows a ranking as a table: 80 columns wide in print, as HTML in notebooks."""
 
     def ranking(self) -> Ranking:
-        """Return what is shown."""
+        """Return the ranking to show."""
         raise NotImplementedError
 
     def __str__(self) -> str:

@@ -190,16 +190,16 @@ class Persistent(ShownAsText, Stateful, Described):
         """Raise ValueError for a saved calibration that this predictor cannot have had."""
         given, calibration = self._given
         is_mondrian = saved["calibration"].get("class") == "Mondrian"
-        mine = self._comparable(given, by_groups(calibration) if is_mondrian else calibration)
-        mine["learned"] = saved["learned"]
+        expected = self._comparable(given, by_groups(calibration) if is_mondrian else calibration)
+        expected["learned"] = saved["learned"]
         if isinstance(given, Selection) and given.accepts(score):
-            mine["score"] = None
-            mine["calibration"] = None if given.selects_calibration else mine["calibration"]
+            expected["score"] = None
+            expected["calibration"] = None if given.selects_calibration else expected["calibration"]
         pieces = ("score", "calibration")
-        if not all(_is_possible(mine[name], saved[name]) for name in pieces) or any(
-            mine[name] != saved[name] for name in mine if name not in pieces
+        if not all(_is_possible(expected[name], saved[name]) for name in pieces) or any(
+            expected[name] != saved[name] for name in expected if name not in pieces
         ):
-            listed = ", ".join(differences(mine, saved))
+            listed = ", ".join(differences(expected, saved))
             raise ValueError(f"settings differ, so the scores are not comparable: {listed}")
 
     def check_scores(self) -> None:
@@ -215,7 +215,7 @@ class Persistent(ShownAsText, Stateful, Described):
     takes_nan = False  # whether NaN may stand for the score of a missing target
 
     def restore_fit(self) -> None:
-        """Restore what was learned from training rows from a loaded state."""
+        """Restore the learned state of training rows from a loaded state."""
 
     # -- files and state_dict ---------------------------------------------------------------
 
@@ -328,7 +328,7 @@ class Persistent(ShownAsText, Stateful, Described):
         left_out = ("learned", "score") if chosen else ("learned",)  # a hash; what was chosen
         compared = self.comparable().items()
         parts |= {name: shown(one) for name, one in compared if one and name not in left_out}
-        lines = [f"{name}: {said}" for name, said in parts.items()]
+        lines = [f"{name}: {text}" for name, text in parts.items()]
         return "\n  ".join([f"{type(self).__name__}: {head}", *lines])
 
 
@@ -337,7 +337,7 @@ def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, list[Any]]:
 
 
 def learned_hash(described: Any, tensors: Mapping[str, Tensor]) -> str:
-    """Return a hash of what was learned, and of the score that learned it."""
+    """Return a hash of the learned tensors and of the score that they belong to."""
     digest = hashlib.sha256(json.dumps(described).encode())
     files.hash_tensors(digest, tensors)
     return digest.hexdigest()

@@ -226,7 +226,7 @@ def _legend(axes: Sequence[Any]) -> None:
 
 
 def _panels(count: int, size: tuple[float, float] = (7.2, 4.0)) -> list[Any]:
-    """Make axes on a light ground, side by side."""
+    """Return axes side by side on a light background."""
     pyplot = needed("matplotlib.pyplot", "plots", "plot()")
     columns = 2 if count in (2, 4) else min(3, count)
     rows = math.ceil(count / columns)

@@ -51,14 +51,14 @@ _LOOK_UP = 3  # the stream of random numbers for thresholds
 
 
 def _no_module(model: Any) -> str:
-    """Return what to do with a model that is no torch.nn.Module."""
-    said = f"the model must be a torch.nn.Module, got {type(model).__name__}"
+    """Return the error message for a model that is not a torch.nn.Module."""
+    message = f"the model must be a torch.nn.Module, got {type(model).__name__}"
     if isinstance(model, type):
-        return f"{said}: {model.__name__!r} is a class, give a trained object of it"
+        return f"{message}: {model.__name__!r} is a class, pass a trained instance of it"
     if not hasattr(model, "predict"):
-        return said
+        return message
     return (
-        f"{said}: for an estimator of scikit-learn use ffcp.sklearn.ConformalRegressor or "
+        f"{message}: for an estimator of scikit-learn use ffcp.sklearn.ConformalRegressor or "
         "ConformalClassifier, for predictions of any model ffcp.CP(ffcp.Stored())"
     )
 
@@ -251,14 +251,14 @@ class Predictor(Persistent):
         if other is self:
             raise ValueError("a predictor cannot be merged with itself: rows would count twice")
         with self._lock.turn:
-            theirs = other.snapshot()
-            if not len(theirs.calibration):
+            snapshot = other.snapshot()
+            if not len(snapshot.calibration):
                 raise ValueError("the predictor to merge has no calibration: calibrate it first")
-            state, added = self._state, theirs.calibrated()
+            state, added = self._state, snapshot.calibrated()
             if not len(state.calibration) and added.calibration.traits.groups:
                 state = replace(state, calibration=by_groups(state.calibration))
-            mine = self._comparable(state.score, state.calibration)
-            listed = ", ".join(differences(mine, theirs.comparable()))
+            expected = self._comparable(state.score, state.calibration)
+            listed = ", ".join(differences(expected, snapshot.comparable()))
             if listed:
                 advice = ". Let one worker select, and hand its predictor.settled() to all others"
                 raise ValueError(
@@ -269,9 +269,9 @@ class Predictor(Persistent):
             self._state = state.merged(added)
         return self
 
-    def _must_have(self, theirs: str, whose: str) -> None:
+    def _must_have(self, found: str, whose: str) -> None:
         """Raise ValueError for scores of a model with another fingerprint."""
-        if theirs != (self._state.fingerprint or fingerprint(self.model)):
+        if found != (self._state.fingerprint or fingerprint(self.model)):
             raise ValueError(
                 f"{whose} are those of other weights, and would not cover here: calibrate the "
                 "same model"

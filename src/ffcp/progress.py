@@ -38,7 +38,7 @@ def progress(steps: int | None, what: str, unit: str = "steps") -> Iterator[Call
 
 @contextmanager
 def hidden() -> Iterator[None]:
-    """Draw no bars inside: somebody else draws one."""
+    """Disable progress bars in the block, because the caller draws one."""
     token = _HIDDEN.set(True)
     try:
         yield

@@ -389,7 +389,7 @@ def test_two_outputs_are_drawn_as_ellipses() -> None:
     [
         (lambda m: ffcp.CQR(m, joint="ellipsoid"), "point prediction"),
         (lambda m: ffcp.CP(m, joint="ellipsoid", side="lower"), "needs ends"),
-        (lambda m: ffcp.CP(m, joint="ellipsoid", support=(0, None)), "cuts boxes"),
+        (lambda m: ffcp.CP(m, joint="ellipsoid", support=(0, None)), "clips boxes"),
         (lambda m: ffcp.CP(m, joint="ellipsoid", output_scales=[1, 2]), "leave out output_scales"),
         (lambda m: ffcp.Auto(m, joint="ellipsoid"), "use CP, FFCP"),
         (lambda m: ffcp.Learned(m, joint="ellipsoid"), "use CP, FFCP"),

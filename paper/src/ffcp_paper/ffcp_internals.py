@@ -66,7 +66,7 @@ class StoredNorms(RuleScore):
         return Requires(values=(NORMS,))
 
     def label_rows(self, out: BatchOutput) -> LabelRows:
-        """Return what the rule looks at."""
+        """Return the logits, random shares and gradient norms for the rule."""
         return super().label_rows(out._replace(norms={NORMS: out.values[NORMS]}))
 
 

@@ -59,7 +59,7 @@ def run(
     settings: Settings | None = None,
     finished: Callable[[render.Table], None] = lambda table: None,
 ) -> list[render.Table]:
-    """Make tables and figures of the paper with our numbers; write each when it is finished.
+    """Write tables and figures of the paper with our numbers, each when it is finished.
 
     Parameters
     ----------

@@ -86,7 +86,7 @@ class LabelScoreSelection(Selection):
     draws = randomized = takes_logits = True
 
     def requires(self) -> Requires:
-        """Return what the pass over the model must bring: two logits of a model that gives one."""
+        """Return the required features: two logits, also of a model that returns one."""
         return Requires(logits=True)
 
     def accepts(self, score: Any) -> bool:
@@ -181,7 +181,7 @@ _WORDS = {
 
 
 def _explained(name: str) -> str:
-    """Return what a candidate does, in words, without its penalty.
+    """Return a description of a candidate, without its penalty.
 
     >>> _explained("RAPS, temperature 1.2, kreg 2, lam 0.1")
     'RAPS: as APS, with a penalty on large sets, temperature 1.2'

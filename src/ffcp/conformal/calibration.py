@@ -106,10 +106,10 @@ class Calibration(Described):
         if not len(self) or not len(other):
             return self if len(other) == 0 else other
         for name in self.rows.keys() & other.rows.keys():
-            mine, theirs = self.rows[name].shape[1:], other.rows[name].shape[1:]
-            if mine != theirs:
+            own, added = self.rows[name].shape[1:], other.rows[name].shape[1:]
+            if own != added:
                 raise ValueError(
-                    f"{name} of {tuple(theirs)} numbers per row do not go with {tuple(mine)}"
+                    f"{name} of {tuple(added)} numbers per row do not go with {tuple(own)}"
                 )
         rows = {n: torch.cat([c, other.rows[n]]) for n, c in self.rows.items() if n in other.rows}
         return self.fit(rows.pop("scores"), rows)

@@ -86,18 +86,18 @@ class Compressed(Calibration):
 
     def merge(self, other: Calibration) -> Compressed:
         """Return a summary of the rows of both; the other may be uncompressed."""
-        theirs = other if isinstance(other, Compressed) else self.fit(other.scores)
-        if not self.pieces or not theirs.pieces:
-            return self if not theirs.pieces else theirs
-        if len(self.pieces) != len(theirs.pieces):
+        added = other if isinstance(other, Compressed) else self.fit(other.scores)
+        if not self.pieces or not added.pieces:
+            return self if not added.pieces else added
+        if len(self.pieces) != len(added.pieces):
             raise ValueError(
                 f"the calibration has scores for {len(self.pieces)} outputs, got "
-                f"{len(theirs.pieces)}"
+                f"{len(added.pieces)}"
             )
-        wanted = max(self.wanted, theirs.wanted)
+        wanted = max(self.wanted, added.wanted)
         most = summaries.room(wanted)
-        both = zip(self.pieces, theirs.pieces, strict=True)
-        pieces = [summaries.gathered([*mine, *others], most) for mine, others in both]
+        both = zip(self.pieces, added.pieces, strict=True)
+        pieces = [summaries.gathered([*own, *new], most) for own, new in both]
         return replace(self, wanted=wanted, pieces=pieces)
 
     def settled(self, rank_error: Any = None) -> Compressed:
@@ -106,7 +106,7 @@ class Compressed(Calibration):
         if rank_error is not None and wanted < self.rank_error:
             raise ValueError(
                 f"the scores were compressed with a rank error of {self.rank_error:.3g}: it "
-                f"cannot become {float(wanted):g}. Ask for more, or calibrate again"
+                f"cannot become {float(wanted):g}. Use a larger rank error, or calibrate again"
             )
         pieces = [summaries.settled(column, wanted) for column in self.pieces]
         return replace(self, wanted=wanted, pieces=pieces)

@@ -121,7 +121,7 @@ class Conditional(Calibration):
     # -- rows -------------------------------------------------------------------------------
 
     def fit(self, scores: Tensor, metadata: Columns | None = None) -> Conditional:
-        """Return this calibration with these rows; ``metadata["features"]`` are theirs."""
+        """Return this calibration with these rows; ``metadata["features"]`` are their features."""
         filled = super().fit(scores, metadata)
         features = filled.rows["features"]
         is_table = features.dim() == 2 and features.dtype == torch.float64
@@ -139,8 +139,8 @@ class Conditional(Calibration):
 
     def merge(self, other: Conditional) -> Conditional:
         """Return a calibration with the rows of both, whose directions must be the same."""
-        mine, theirs = self.directions, other.directions
-        if mine is not None and theirs is not None and not torch.equal(mine, theirs):
+        own, added = self.directions, other.directions
+        if own is not None and added is not None and not torch.equal(own, added):
             raise ValueError(
                 f"both found directions of {self.on!r} for themselves, so their features differ: "
                 "let one worker find them, and hand its predictor.settled() to all others"

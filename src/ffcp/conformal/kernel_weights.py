@@ -25,7 +25,7 @@ _CENTRED = 2**10  # points that say where the centre is
 
 
 class Surroundings(NamedTuple):
-    """What lies around some calibration rows before a new row comes, one number for each.
+    """Sums of weights around some calibration rows, without a new row; one number for each.
 
     Attributes
     ----------
@@ -44,7 +44,7 @@ class Surroundings(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """What new rows add to the sums around others, (m, b) or the same everywhere."""
+    """The weights that new rows add to the sums around others, (m, b) or the same everywhere."""
 
     if_smaller: Tensor  # to the weight of smaller scores, if the new score is smaller
     if_not: Tensor | int  # and if it is not

@@ -50,11 +50,11 @@ class Kernel(Described):
 
     def log_weight(self, squared: Tensor) -> Tensor:
         """Logarithm of the weight at squared distances; it may overwrite them."""
-        raise TypeError(f"the kernel {self.name!r} is no function of the distance")
+        raise TypeError(f"the kernel {self.name!r} is not a function of the distance")
 
     def steps(self, random: np.random.Generator, rows: int, dimensions: int) -> Tensor:
         """Draw steps (rows, dimensions) from the kernel as a density, in units of the bandwidth."""
-        raise TypeError(f"the kernel {self.name!r} is no density to draw from")
+        raise TypeError(f"the kernel {self.name!r} is not a density to draw from")
 
 
 class Gaussian(Kernel):

@@ -135,8 +135,8 @@ class Local(Calibration):
         object.__setattr__(self, "guarantee", GUARANTEES[self.guarantee])
         if self.guarantee == "random" and not self.kernel.is_density:
             raise ValueError(
-                f"guarantee 'random' draws from the kernel as a density, and "
-                f"{self.kernel.name!r} is none: use guarantee='level', or another kernel"
+                f"guarantee 'random' draws from the kernel as a density, which "
+                f"{self.kernel.name!r} is not: use guarantee='level', or another kernel"
             )
         if self._near.on == FEATURE:
             raise ValueError(
@@ -256,7 +256,7 @@ class Local(Calibration):
 
     @cached_property
     def _weights(self) -> KernelWeights | NearestWeights:
-        """What weighs the calibration rows around others."""
+        """The weights of calibration rows around others."""
         assert self.bandwidth is not None
         if not self.kernel.is_by_rank:
             return KernelWeights(self.embedding, self._orders, self.kernel, self.bandwidth)

@@ -127,8 +127,8 @@ class Mondrian(Calibration):
     def merge(self, other: Mondrian) -> Mondrian:
         """Return a calibration with the rows of both, group by group."""
         parts = dict(self.parts)
-        for label, theirs in other.parts.items():
-            parts[label] = parts.get(label, self.inner).merge(theirs)
+        for label, added in other.parts.items():
+            parts[label] = parts.get(label, self.inner).merge(added)
         return replace(self, parts=parts)
 
     def state(self) -> dict[str, Tensor]:
@@ -231,7 +231,7 @@ class Mondrian(Calibration):
 
 
 class _InGroups(Selection):
-    """Makes the selection of the inner calibration, once for all groups."""
+    """Runs the selection of the inner calibration, once for all groups."""
 
     def __init__(self, inner: Selection) -> None:
         self.inner, self.what, self.takes_new = inner, inner.what, inner.takes_new
@@ -282,7 +282,7 @@ def labels_of(groups: Any, rows: int) -> list[Label]:
     for label in labels:
         if not isinstance(label, (str, int, float)) or label != label:
             raise ValueError(
-                f"a group is a word or a number, got {label!r}: give rows without a group one of "
+                f"a group is a string or a number, got {label!r}: give rows without a group one of "
                 "their own"
             )
     if len(labels) != rows:

@@ -24,8 +24,8 @@ class NearestWeights:
     def __init__(self, embedding: Tensor, orders: list[Tensor], neighbours: int) -> None:
         if neighbours > len(embedding):
             raise ValueError(
-                f"there are only {len(embedding)} calibration points, fewer than the "
-                f"{neighbours} neighbours asked for: lower the bandwidth"
+                f"there are only {len(embedding)} calibration rows, fewer than the "
+                f"{neighbours} requested neighbours: lower the bandwidth"
             )
         self.neighbours = neighbours
         self._embedding = embedding

@@ -22,7 +22,7 @@ _IN_ORDER = 2**18 // _TOGETHER  # draws that follow each other, before each has 
 
 
 def checked_seed(seed: Any) -> int | None:
-    """Return the seed; raise ValueError for what is none.
+    """Return the seed; raise ValueError unless it is an integer >= 0.
 
     >>> checked_seed(-1)
     Traceback (most recent call last):

@@ -48,11 +48,11 @@ def _exact(alpha: Any, what: str) -> Fraction:
         if 0 < value < 1:
             return value
     says = {
-        "alpha": "it is the share of misses allowed, so 0.1 asks for 90 % coverage",
-        "confidence_level": "it is the coverage asked for, so 0.9 allows 10 % of misses",
-        "pac": "it is how sure the coverage is to be, so 0.95 fails for one of 20 calibration sets",
-        "a level": "0.5 asks for the median",
-        "fdr": "it is the share of false discoveries allowed, so 0.1 allows one in ten",
+        "alpha": "it is the allowed share of misses: 0.1 means 90 % coverage",
+        "confidence_level": "it is the nominal coverage: 0.9 means 10 % of misses",
+        "pac": "it is a probability over calibration sets: 0.95 fails for one of 20",
+        "a level": "0.5 is the median",
+        "fdr": "it is the allowed share of false discoveries: 0.1 means one in ten",
         "rank_error": "it is the share of calibration scores by which a threshold may be too large",
     }
     raise ValueError(f"{what} must lie strictly between 0 and 1, got {alpha}: {says[what]}")
@@ -266,7 +266,7 @@ def requested_alpha(
     """
     levels, are_many = requested_alphas(alpha, confidence_level, unknown, default)
     if are_many:
-        raise TypeError(f"one alpha is wanted here, got {len(levels)}: ask for one after the other")
+        raise TypeError(f"expected one alpha, got {len(levels)}: call once for each")
     return levels[0]
 
 
@@ -275,13 +275,13 @@ def refuse_unknown(unknown: Mapping[str, Any]) -> None:
 
     >>> refuse_unknown({"confidence": 0.95})
     Traceback (most recent call last):
-    TypeError: unexpected keyword argument 'confidence': give alpha, the share of misses allowed;
-    alpha=0.1 asks for 90 % coverage. For PAC coverage give pac=0.95 to predict_interval
+    TypeError: unexpected keyword argument 'confidence': pass alpha, the allowed share of misses;
+    alpha=0.1 means 90 % coverage. For PAC coverage pass pac=0.95 to predict_interval
     """
     for name in unknown:
         meant = (
-            ": give alpha, the share of misses allowed; alpha=0.1 asks for 90 % coverage. For PAC "
-            "coverage give pac=0.95 to predict_interval"
+            ": pass alpha, the allowed share of misses; alpha=0.1 means 90 % coverage. For PAC "
+            "coverage pass pac=0.95 to predict_interval"
         )
         raise TypeError(f"unexpected keyword argument {name!r}{meant if name in NOT_OURS else ''}")
 

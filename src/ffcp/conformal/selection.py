@@ -1,4 +1,4 @@
-"""Selection: choosing what is not given, on rows that do not calibrate.
+"""Selection: choosing a layer, bandwidth or method on rows that do not calibrate.
 
 The layer of FFCP, the steps of FCP, the bandwidth of localized methods, temperature and penalties
 of prediction sets, a density ratio, the method itself: each is a :class:`Selection`, which returns
@@ -59,7 +59,7 @@ class Selected(NamedTuple):
 
 
 class Selection(Described):
-    """Selects what was not given of a score or a calibration; the base of all selections."""
+    """Selects missing arguments of a score or a calibration; the base of all selections."""
 
     #: What is selected, for messages.
     what = "what is left open"

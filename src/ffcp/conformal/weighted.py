@@ -269,7 +269,7 @@ class _DensityRatio(Selection):
 
 
 def checked_weights(weights: Any, rows: Sequence[int], what: str) -> Tensor:
-    """Return the weights of rows; raise ValueError, naming the row, for what is no weight."""
+    """Return the weights of rows; raise ValueError, naming the row, for an invalid one."""
     values = torch.as_tensor(weights).detach().to("cpu", torch.float64)
     if values.shape == (len(rows), 1):
         values = values[:, 0]

@@ -124,10 +124,10 @@ class _RankPart:
         is_first = not self.update and lead in (None, self._rank)
         seed = predictor.seed if is_first else self._seed()
         if selected is not None:
-            mine = predictor.restored(selected).settled(seed)
+            part = predictor.restored(selected).settled(seed)
         else:
-            mine = predictor.settled(seed) if self.update else predictor.uncalibrated(seed)
-        mine.calibrate(
+            part = predictor.settled(seed) if self.update else predictor.uncalibrated(seed)
+        part.calibrate(
             rows.x,
             rows.y,
             groups=rows.groups,
@@ -135,7 +135,7 @@ class _RankPart:
             new=None if selected is not None else self._new,
             rank_error=None if self._error is None else self._error / 2,
         )
-        return state_of(mine)
+        return state_of(part)
 
     def _seed(self) -> int | None:
         """Return a seed that differs between processes and updates."""

@@ -42,11 +42,11 @@ class Ranks:
         """
         failure: BaseException | None = None
         try:
-            mine: bytes | Failure = pickle.dumps(work())
+            result: bytes | Failure = pickle.dumps(work())
         except BaseException as error:
-            failure, mine = error, Failure.of(error)
+            failure, result = error, Failure.of(error)
         results: list[Any] = [None] * self.size
-        dist.all_gather_object(results, mine, group=self._group)
+        dist.all_gather_object(results, result, group=self._group)
         failed = [(rank, one) for rank, one in enumerate(results) if isinstance(one, Failure)]
         if failure is not None and not isinstance(failure, Exception):
             raise failure  # this process is being stopped

@@ -89,12 +89,12 @@ def _most(difference: Tensor) -> Tensor:
     return finite.where(finite <= max(limit, 1e-3 * float(finite.max())), 0.0).amax(dim=0)
 
 
-def must_be_close(what: str, mine: Tensor, theirs: Tensor, eps: float | None = None) -> None:
+def must_be_close(what: str, computed: Tensor, reference: Tensor, eps: float | None = None) -> None:
     """Raise ValueError if the file differs from the library in more than a few rows."""
-    assert mine.shape == theirs.shape, what
-    ours, known = mine.double(), theirs.double()
+    assert computed.shape == reference.shape, what
+    ours, known = computed.double(), reference.double()
     scale = float(known[known.isfinite()].abs().max()) if bool(known.isfinite().any()) else 1.0
-    tolerance = min(1e3 * (eps or torch.finfo(mine.dtype).eps), 0.1) * max(scale, 1e-30)
+    tolerance = min(1e3 * (eps or torch.finfo(computed.dtype).eps), 0.1) * max(scale, 1e-30)
     same = (ours == known) | ((ours - known).abs() <= tolerance)
     off = ~same.reshape(len(same), -1).all(dim=1)
     if float(off.double().mean()) > _OFF:

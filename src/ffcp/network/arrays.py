@@ -177,7 +177,7 @@ def check_finite(values: Tensor, what: str, first_row: int = 0) -> None:
         value = shown[~torch.isfinite(shown)][0].item()
         raise ValueError(
             f"{what} holds {value} in row {first_row + row} (rows count from 0; {int(bad.sum())} "
-            f"of {len(values)} rows are bad): remove or repair such rows"
+            f"of {len(values)} rows are bad): remove or repair these rows"
         )
 
 

@@ -20,7 +20,7 @@ from ffcp.network.model_output import described, takes_arguments, whole
 
 
 class NoGradientError(ValueError):
-    """The model's output has no gradient at any of the features asked for."""
+    """The model's output has no gradient at any of the requested features."""
 
 
 _NOTHING = torch.empty(0)
@@ -287,7 +287,7 @@ _SEED = torch.ones((), requires_grad=True)
 
 
 def call(model: nn.Module, x: Any, rows: int) -> Tensor:
-    """Call a model on an input and check what it returns.
+    """Call a model on an input and check its output.
 
     A tuple is spread over positional and a dict over keyword arguments if ``forward`` takes them;
     otherwise the whole object is its one argument.

@@ -32,7 +32,7 @@ def see(
     columns: Sequence[str | int] | None = None,
     now: Weights | None = None,
 ) -> BatchOutput:
-    """Run the model once on one batch and return what is required.
+    """Run the model once on one batch and return the required features.
 
     Parameters
     ----------
@@ -129,7 +129,7 @@ def as_logits(output: Tensor) -> Tensor:
 
 
 def part_of(out: BatchOutput, rows: slice | Tensor) -> BatchOutput:
-    """Return what a pass gave for some rows, by a slice, a mask or numbers.
+    """Return the batch output of some rows, by a slice, a mask or numbers.
 
     >>> whole = see(nn.Linear(2, 1), torch.ones(5, 2))
     >>> part_of(whole, slice(2, 4)).rows, part_of(whole, torch.arange(5) > 2).rows
@@ -158,7 +158,7 @@ def part_of(out: BatchOutput, rows: slice | Tensor) -> BatchOutput:
 
 
 def joined(outs: Sequence[BatchOutput]) -> BatchOutput:
-    """Return what several passes gave as if it had been one.
+    """Concatenate the batch outputs of several passes.
 
     >>> whole = see(nn.Linear(2, 1), torch.ones(5, 2))
     >>> joined([part_of(whole, slice(0, 2)), part_of(whole, slice(2, 5))]).rows

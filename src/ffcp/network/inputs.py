@@ -149,7 +149,7 @@ def side_by_side(x: Any) -> Tensor:
 
 
 class Reader:
-    """Converts inputs to what the model takes, all in the same way.
+    """Converts all inputs in the same way to tensors that the model takes.
 
     The layout of the first input is kept in ``layout``: later frames have their columns put in
     its order, or are refused if their columns differ. So is the shape of the first targets, which
@@ -305,7 +305,7 @@ def items(loader: Any) -> Iterator[Any]:
         elif number < workers and _is_same(first, item):
             raise ValueError(
                 f"batch {number} of the loader is batch 0 again: the IterableDataset yields all "
-                f"of its rows in each of {workers} workers, and points would count several times. "
+                f"of its rows in each of {workers} workers, and rows would count several times. "
                 "Divide them in its __iter__ by torch.utils.data.get_worker_info(), or set "
                 "num_workers to 0 or 1"
             )
@@ -313,10 +313,10 @@ def items(loader: Any) -> Iterator[Any]:
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    mine, theirs = leaves(one), leaves(other)
-    return len(mine) == len(theirs) > 0 and all(
+    first, second = leaves(one), leaves(other)
+    return len(first) == len(second) > 0 and all(
         a.shape == b.shape and a.dtype == b.dtype and a.equal(b)
-        for (_, a), (_, b) in zip(mine, theirs, strict=True)
+        for (_, a), (_, b) in zip(first, second, strict=True)
     )
 
 

@@ -152,7 +152,7 @@ def _hash(tensor: Tensor) -> int:
 
 
 def frozen_copy(model: nn.Module, with_hooks: bool = False) -> nn.Module | None:
-    """Copy a model but for its parameters; ``None`` where a copy may not compute what it does.
+    """Copy a model but for its parameters; ``None`` where a copy may compute something else.
 
     Hooks on backward passes are never copied: they watch or change how a model is trained, and
     are no part of the function whose gradient is taken.
@@ -223,7 +223,7 @@ def borrowed(model: nn.Module, now: Weights | None = None) -> Iterator[nn.Module
 
 
 def without_copies(model: nn.Module) -> None:
-    """Record that copies of a model do not compute what it does."""
+    """Record that copies of a model compute something else."""
     known = _known(model)
     with _LOCK:
         known.has_copies, known.waiting = False, []
@@ -362,7 +362,7 @@ def autocast(model: nn.Module) -> str:
 
 
 def checked_autocast(kind: str) -> str:
-    """Raise ValueError for what :func:`autocast` cannot have returned."""
+    """Raise ValueError for a value that :func:`autocast` never returns."""
     for part in kind.split(", ") if kind else ():
         device, _, name = part.partition(" ")
         if not device.isalnum() or not isinstance(getattr(torch, name, None), torch.dtype):

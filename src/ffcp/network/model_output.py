@@ -64,7 +64,7 @@ class Picking(nn.Module):
         return pick(model(*args, **kwargs), output)
 
     def extra_repr(self) -> str:
-        """Show the model's own settings, and what is picked."""
+        """Show the model's own settings, and ``output``."""
         model, output = self.__dict__["_picked"]
         own = model.extra_repr()
         return f"{type(model).__name__}({own}), output={output_name(output)!r}"
@@ -97,7 +97,7 @@ def takes_arguments(model: nn.Module, *args: Any, **kwargs: Any) -> bool:
 
 
 def output_name(output: Output) -> str | int | None:
-    """Return what is picked, as a file can hold it: of a function, its name.
+    """Return ``output`` as a file can hold it: of a function, its name.
 
     >>> output_name("logits"), output_name(lambda returned: returned[0])
     ('logits', 'function <lambda>')
@@ -108,7 +108,7 @@ def output_name(output: Output) -> str | int | None:
 
 
 def pick(returned: Any, output: str | int | Callable[[Any], Any]) -> Any:
-    """Take one tensor of what a model returned.
+    """Return one tensor of a model's output.
 
     >>> pick({"logits": 1, "hidden": 2}, "logits"), pick((3, 4), -1), pick([5], lambda r: r[0])
     (1, 4, 5)
@@ -131,7 +131,7 @@ def pick(returned: Any, output: str | int | Callable[[Any], Any]) -> Any:
 
 
 def described(returned: Any) -> str:
-    """Describe what a model returned: its type, and its keys, fields or length."""
+    """Describe a model's output: its type, and its keys, fields or length."""
     kind = type(returned).__name__
     if isinstance(returned, Mapping):
         return f"a {kind} with keys {list(returned)}"

@@ -123,11 +123,11 @@ class Control:
         return [self.alpha]
 
     def applied(self, thresholds: Sequence[float]) -> Applied:
-        """Return what is applied to a row, given the thresholds at the levels."""
+        """Return the threshold applied to a row, given those at the levels."""
         return Applied(thresholds[0])
 
     def next_threshold(self) -> Applied:
-        """Return what is applied to the next row, by the window of scores."""
+        """Return the threshold applied to the next row, by the window of scores."""
         return self.applied([self.past.quantile(level) for level in self.levels()])
 
     def learn(self, score: float, applied: Applied) -> None:

@@ -45,7 +45,7 @@ class Progress(NamedTuple):
 
 @dataclass
 class Waiting:
-    """A predicted row that waits for its target, with what was applied to each of its scores."""
+    """A predicted row that waits for its target, and the thresholds applied to its scores."""
 
     key: str  # of its input
     group: Label | None
@@ -253,7 +253,7 @@ class Online(Resumable):
         return Interval(lower, upper, prediction, float(self.alpha))
 
     def _applied(self, labels: Sequence[Any], metadata: Any, draws: Any) -> list[list[Any]]:
-        """Return what is applied to each score of each row."""
+        """Return the thresholds applied to each score of each row."""
         applied: list[list[Any]] = [[]] * len(labels)
         own = {name: column for name, column in metadata.items() if name != "group"}
         for label, rows in rows_of_groups(labels).items():
@@ -271,7 +271,7 @@ class Online(Resumable):
         return applied
 
     def _looked_up(self, label: Any, metadata: Any, draws: Any, rows: int) -> list[list[Any]]:
-        """Return what is applied to rows of a group, by thresholds for each input."""
+        """Return the thresholds applied to rows of a group, where they depend on the input."""
         controls = self._controls[label]
         levels = {level for control in controls for level in control.levels()}
         inside = sorted(level for level in levels if 0 < level < 1)

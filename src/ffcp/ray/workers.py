@@ -100,7 +100,7 @@ class Board:
         self._selected: State | None = None
 
     async def stop(self) -> None:
-        """Make workers wait: there are enough rows for the selection."""
+        """Pause the workers: there are enough rows for the selection."""
         self._has_enough = True
 
     async def post(self, selected: State) -> None:

@@ -73,7 +73,7 @@ class Distribution:
     def __repr__(self) -> str:
         sizes = sorted({len(table) for table in self._tables})
         points = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
-        return f"Distribution({len(self)} rows, from {points} calibration points)"
+        return f"Distribution({len(self)} rows, from {points} calibration rows)"
 
     # -- quantiles, probabilities and samples -----------------------------------------------
 

@@ -121,8 +121,7 @@ class IntervalPredictor(RegressionPredictor):
             family = EllipsoidScore if joint == ELLIPSOID else ScaledScore
             if joint == ELLIPSOID and common.get("support") is not None:
                 raise ValueError(
-                    "support= cuts boxes, and joint='ellipsoid' is none: leave it out, or take "
-                    "joint=True"
+                    "support= clips boxes, not ellipsoids: leave it out, or use joint=True"
                 )
             ways = common.pop("side", BOTH), common.pop("output_scales", AUTO)
             score = family(base or Point(), scale, joint, *ways)
@@ -165,7 +164,7 @@ class IntervalPredictor(RegressionPredictor):
         return None if scales in (None, AUTO) else torch.tensor(scales, dtype=torch.float64)
 
     def fit(self: Self, x: Any, y: Any) -> Self:
-        """Select what is not given on rows that will not calibrate, so that all others can.
+        """Select missing arguments on rows that will not calibrate, so that all others can.
 
         Scales of outputs, their covariance, a bandwidth, the directions of a layer. Training rows
         may be used.
@@ -235,7 +234,7 @@ class IntervalPredictor(RegressionPredictor):
         return out._replace(columns=batch.columns)
 
     def _fit_calibration(self, x: Any, y: Any, planned: int | None) -> None:
-        """Make the selection of the calibration on rows that will not calibrate."""
+        """Run the selection of the calibration on rows that will not calibrate."""
         score = self._given[0]
         has_open_scales = getattr(score, "output_scales", None) == AUTO
         if has_open_scales and replace(score, output_scales=None).selection() is None:

@@ -337,7 +337,7 @@ def _lengthened(start: Tensor, step: Tensor, is_inward: bool, dtype: torch.dtype
 
 
 def as_float64(values: Tensor) -> Tensor:
-    """Convert to float64, on the CPU for devices that have no such type."""
+    """Convert to float64, on the CPU for devices without this type."""
     return (values.cpu() if values.device.type == "mps" else values).double()
 
 
@@ -468,7 +468,7 @@ class Quantiles(Described):
 
 
 def _other_places(output: Tensor) -> str:
-    """Return what to use for an output with another number of quantiles."""
+    """Return the constructor call for an output with another number of quantiles."""
     places = output.shape[-1] if output.dim() > 1 else 1
     if places < 3:
         return "For a point prediction use CP or FFCP"

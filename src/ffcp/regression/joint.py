@@ -53,7 +53,7 @@ def is_share(joint: Joint) -> bool:
 
 
 def is_of_known(joint: Joint) -> bool:
-    """Whether outputs whose target is missing are left out of what is covered at once."""
+    """Whether outputs with missing targets are left out of joint coverage."""
     return not has_own_thresholds(joint) and joint != ELLIPSOID and share_of(joint)[1]
 
 

@@ -112,7 +112,7 @@ class TwoSidedScore(IntervalScore):
         return None if curve is None else self.signed(curve, as_float64(target).cpu()) < 0
 
     def curve(self, out: BatchOutput) -> dict[str, Tensor] | None:
-        """Return what signed scores of some rows depend on, on the CPU: columns (n, m, ...).
+        """Return the columns (n, m, ...), on the CPU, that signed scores of some rows depend on.
 
         ``None`` if scores are not the size of signed ones: ``max(below, above)`` of
         :meth:`sides`, with ``below = -above``.
@@ -155,7 +155,7 @@ class ScaledScore(TwoSidedScore):
             object.__setattr__(self, name, value)
 
     def requires(self) -> Requires:
-        """Return what the scale requires."""
+        """Return the features that the scale requires."""
         requires: Requires = self.scale.requires()
         return requires
 

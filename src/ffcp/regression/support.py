@@ -36,7 +36,7 @@ class Support(NamedTuple):
             value = y[row].reshape(-1)[bad[row]][0].item()
             raise ValueError(
                 f"y holds {value:g} in row {first_row + row} (rows count from 0), and support "
-                f"says that targets lie {self!r}: repair such rows, or make the predictor with "
+                f"says that targets lie {self!r}: repair these rows, or make the predictor with "
                 "another support"
             )
 

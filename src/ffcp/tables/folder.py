@@ -98,7 +98,7 @@ def _write(fitted: Any, folder: Path) -> None:
     names = {"weights": _put(folder, "weights", as_bytes({**tensors, "seen": fitted.row_hashes}))}
     scratch = folder / f".calibration.{names['weights'][8:24]}"
     try:
-        with files.said_of(folder, scratch):
+        with files.naming(folder, scratch):
             fitted.predictor.save(scratch)
         names["calibration"] = _put(folder, "calibration", scratch.read_bytes())
     finally:

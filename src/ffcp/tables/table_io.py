@@ -278,11 +278,11 @@ def writer(path: str | Path) -> Iterator[Add]:
         raise TableError(f"{path}: zip archives cannot be written: use .csv.gz")
     place = files.temporary(path)
     try:
-        with files.said_of(path, place):
+        with files.naming(path, place):
             file = _OPENERS.get(path.suffix.lower(), open)(place, "wb")
         with file, (_parquet_adder if is_parquet(path) else _text_adder)(file) as add:
             yield add
-        with files.said_of(path, place):
+        with files.naming(path, place):
             os.replace(place, path)
     finally:
         with contextlib.suppress(OSError):

@@ -49,7 +49,7 @@ class Table:
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set: what it is made of and how it is read.
+    """A data set: its files and its parser.
 
     Parameters
     ----------
@@ -174,7 +174,7 @@ def synthetic(seed: int = 0, rows: int = 10_000) -> Table:
 
 
 def _checksum(data: DataSet) -> str:
-    """Hash what the table is made of; files with a known checksum are not even opened."""
+    """Hash the sources of the table; files with a known checksum are not even opened."""
     sums = [file.checksum() for file in data.files]
     return hashlib.sha256(" ".join(sums).encode()).hexdigest()[:16]
 

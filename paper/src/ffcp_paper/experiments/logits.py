@@ -159,7 +159,7 @@ def _compute_chunks(network: VisionNetwork, final: Path, chunks: Path, progress:
 
 
 def _set_inplace(model: nn.Module) -> None:
-    """Make activations work in place: half of the time went into allocating memory."""
+    """Run activations in place: half of the time went into allocating memory."""
     for layer in model.modules():
         if isinstance(layer, (nn.ReLU, nn.ReLU6)):
             layer.inplace = True

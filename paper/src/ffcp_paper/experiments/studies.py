@@ -449,7 +449,7 @@ def collect_labels(
 
 
 def _label_key(task: ClassificationTask, settings: Settings) -> dict[str, Any]:
-    """Return what the prediction sets depend on; the name of the logits' file hashes the images."""
+    """Return the settings of prediction sets; the name of the logits' file hashes the images."""
     digits = task.network == prediction_sets.DIGITS
     answers = task.network if digits else logits.cached_path(logits.named(task.network)).name
     return {"version": _VERSION, "answers": answers, "splits": settings.splits, "alpha": task.alpha}

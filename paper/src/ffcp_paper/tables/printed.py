@@ -28,7 +28,7 @@ class Printed:
 
 @dataclass(frozen=True)
 class Row:
-    """One number of a table, with all that identifies it.
+    """One number of a table, with its data set, method and other keys.
 
     Parameters
     ----------

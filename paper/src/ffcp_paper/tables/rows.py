@@ -121,7 +121,7 @@ def method_title(name: str) -> str:
 
 
 def ours(name: str) -> str:
-    """Return the name of a method that is ours, marked as such.
+    """Return the name of one of our own methods, marked as ours.
 
     >>> ours("Auto")
     'Auto (ours)'

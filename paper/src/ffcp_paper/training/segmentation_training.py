@@ -107,7 +107,7 @@ def _resized(image: Tensor, labels: Tensor, size: tuple[int, int]) -> tuple[Tens
 
 
 def blurred_shares(labels: Tensor, data: LabelledImages) -> Tensor:
-    """Return what the targets of label maps are the logs of: the share of each class near a pixel.
+    """Return the share of each class near a pixel, from which targets are computed.
 
     Pixels without a label have no shares.
 
@@ -409,7 +409,7 @@ class Recipe:
     version: str
 
     def key(self, name: str, seed: int) -> dict[str, Any]:
-        """List all that the weights depend on."""
+        """Return the settings that the weights depend on."""
         settings = {k: v for k, v in vars(self).items() if k not in ("build", "data", "augment")}
         augment = None if self.augment is None else asdict(self.augment)
         return {"segmentation": name, "seed": seed, "augment": augment, **settings}

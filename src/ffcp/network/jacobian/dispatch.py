@@ -101,7 +101,7 @@ def _narrow(model: nn.Module, x: Any, tap: Tapped, name: str, norm: float) -> Te
 
 
 def _mapped(model: nn.Module, x: Any, tap: Tapped, name: str, method: str, norm: float) -> Tensor:
-    """Colour if that was asked for or, for ``"auto"``, if it pays and is right."""
+    """Colour if requested or, for ``"auto"``, if it pays and is right."""
     outputs = tap.prediction[0].numel()
     estimate = outputs > _MANY_OUTPUTS and norm == 2
     if method == AUTO and not estimate:

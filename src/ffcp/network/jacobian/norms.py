@@ -107,7 +107,7 @@ Method = str | Sketch | Smooth
 
 
 def checked_method(method: Method) -> Method:
-    """Return the method, or raise ValueError if it is none of those that exist.
+    """Return the method; raise ValueError if it is unknown.
 
     >>> checked_method("coloured")
     'coloured'

@@ -167,7 +167,7 @@ class Stack:
 def by_hand(
     frozen: nn.Module, x: Any, names: Sequence[str], requires: Requires
 ) -> tuple[Tensor, dict[str, Tensor]] | None:
-    """Return output and gradient norms of a batch; ``None`` where the model is no such stack.
+    """Return output and gradient norms of a batch; ``None`` where the model is not a plain stack.
 
     A frozen copy is read once, as nobody changes it.
     """

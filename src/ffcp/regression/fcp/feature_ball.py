@@ -98,7 +98,7 @@ class FeatureBallScore(IntervalScore):
         return {**self.__dict__, "_cut": None}
 
     def _head(self) -> _CutHead:
-        """Return the head of a copy of the model, extracted again when the model has changed."""
+        """Return the head of a copy of the model, extracted anew when the model has changed."""
         whole = self._model if self._given_head is None else self._given_head
         now = weights_of(whole).stamp
         cut = self._cut

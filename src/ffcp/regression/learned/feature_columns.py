@@ -1,4 +1,4 @@
-"""What is learned from: columns of numbers that one pass over the model brings anyway."""
+"""The columns that quantiles of the residual are learned from, all computed by one pass."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class FeatureColumns(Described):
         on: Sequence[On] | None,
         layers: Sequence[str] | None = None,
     ) -> FeatureColumns:
-        """Find the layers of a model, if they are not given, and leave out what is no table.
+        """Find the layers of a model, if they are not given, and leave out all but tables.
 
         By itself the input of a table and hidden values are learned from, beside which norms add
         nothing (docs/bands.md); of images and text norms and values are.
@@ -122,7 +122,7 @@ class FeatureColumns(Described):
         return columns.shape[1] - (self.width if self.takes_input else 0)
 
     def tied(self, columns: Tensor, typical: Tensor) -> Tensor:
-        """Make one number of those that differ by rounding errors of the model.
+        """Merge numbers that differ by rounding errors of the model.
 
         A tree would split between them, and a row by itself has others than in a batch.
         """
@@ -156,7 +156,7 @@ def _tied(columns: Tensor) -> Tensor:
 
 
 def checked_on(on: On | Sequence[On] | None) -> tuple[On, ...] | None:
-    """Read what is to be learned from; ``None`` leaves it to the kind of input.
+    """Return valid sources to learn from; ``None`` selects them by the kind of input.
 
     >>> checked_on("norms")
     ('norms',)
@@ -167,8 +167,8 @@ def checked_on(on: On | Sequence[On] | None) -> tuple[On, ...] | None:
     bad = [one for one in chosen if not (callable(one) or one in KINDS)]
     if bad or not chosen:
         raise ValueError(
-            f"quantiles are learned from {', '.join(map(repr, KINDS))}, or functions of what a "
-            f"pass saw; got {on!r}"
+            f"quantiles are learned from {', '.join(map(repr, KINDS))}, or functions of a "
+            f"BatchOutput; got {on!r}"
         )
     return chosen
 
@@ -177,7 +177,7 @@ def _table(values: Any, rows: int) -> Tensor:
     tensor = torch.as_tensor(values)
     if tensor.dim() == 0 or tensor.shape[0] != rows:
         raise ValueError(
-            f"what is learned from has shape {tuple(tensor.shape)} for {rows} rows: it needs one "
+            f"features learned from have shape {tuple(tensor.shape)} for {rows} rows: expected one "
             "row for each"
         )
     return tensor.detach().reshape(rows, -1).to("cpu", torch.float32)

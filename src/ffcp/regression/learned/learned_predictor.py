@@ -138,7 +138,7 @@ class Learned(LearnsFromTraining):
         return self
 
     def restore_fit(self) -> None:
-        """Restore what was learned from training rows from a loaded state."""
+        """Restore the learned state of training rows from a loaded state."""
         super().restore_fit()
         if self._taught is not None:  # also for a new calibration
             self._given = (self._state.score, self._given[1])
@@ -174,9 +174,9 @@ class _Flattered(Looks):
             share = float((known <= half).double().mean())  # NaN of no rows
             if is_known and share < _TOO_FEW:
                 result.warnings.append(
-                    f"the network knows its training rows too well to learn from: sets that "
-                    f"should hold {_HALF:.0%} of new rows hold {share:.0%} of the calibration "
-                    "rows. Intervals cover all the same, but would be shorter without fit, when "
-                    "rows set aside from calibration teach; ffcp.Auto compares"
+                    f"the network overfits its training rows, so residuals are too small: sets "
+                    f"that should hold {_HALF:.0%} of new rows hold {share:.0%} of the calibration "
+                    "rows. Intervals keep their coverage, but would be shorter without fit, which "
+                    "learns from rows set aside from calibration; ffcp.Auto compares both"
                 )
         return self._inner.finish(result)

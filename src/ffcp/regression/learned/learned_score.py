@@ -56,7 +56,7 @@ class LearnedScore(TwoSidedScore):
             raise ValueError(f"{self.kind!r} is no learner")
 
     def config(self) -> dict[str, Any]:
-        """Return the constructor arguments, without what was learned."""
+        """Return the constructor arguments, without learned tensors."""
         learned = ("learner", "typical", "rows")
         return {name: value for name, value in super().config().items() if name not in learned}
 
@@ -66,16 +66,16 @@ class LearnedScore(TwoSidedScore):
         return 0.0 if self.side == BOTH else -torch.inf
 
     def requires(self) -> Requires:
-        """Return what is learned from."""
+        """Return the features that quantiles are learned from."""
         return self.sight.requires()
 
     def state(self) -> dict[str, Tensor]:
-        """Return all that was learned, and hashes of the training rows."""
+        """Return the learned tensors, and hashes of the training rows."""
         rows = {} if self.rows is None else {"rows": self.rows}
         return {**prefixed("learner.", self.learner.state()), "typical": self.typical, **rows}
 
     def with_state(self, state: Mapping[str, Tensor]) -> LearnedScore:
-        """Return the score with what was learned, once it is checked."""
+        """Return the score with the learned tensors of a file, once they are checked."""
         learner = LEARNERS[self.kind].from_state(with_prefix("learner.", state))
         typical, rows = state["typical"], state.get("rows")
         sizes = (learner.outputs * (1 + len(self.sight.norms)),)

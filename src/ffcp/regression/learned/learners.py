@@ -104,7 +104,7 @@ LEARNERS = {
 
 
 def checked_learner(kind: str) -> str:
-    """Return the name of a learner; raise ValueError for what is none.
+    """Return the name of a learner; raise ValueError if it is unknown.
 
     >>> checked_learner("forest")
     Traceback (most recent call last):

@@ -1,4 +1,4 @@
-"""Learning from training rows, and finding them again among calibration rows."""
+"""Learning from training rows, and recognising them among calibration rows."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class _NewRows(Looks):
             if share - repeated > max(_EXCESS, _ERRORS * error):
                 raise ValueError(
                     f"{self._repeated} of {self._rows} calibration rows were given to fit as well: "
-                    "what was learned from a row knows its error, and intervals would cover too "
+                    "their residuals were learned, so intervals would cover too "
                     "little. Calibrate with rows that neither trained the model nor were given to "
                     "fit"
                 )
@@ -150,11 +150,11 @@ def no_output_scales(common: Common) -> None:
 
 
 def checked_rows(calibrate_rows: int | None, common: Common) -> int | None:
-    """Return ``calibrate_rows``; raise an error if it is no count, or a share is given."""
+    """Return ``calibrate_rows``; raise ValueError if it is below 1 or a fraction is given."""
     if "selection_fraction" in common:
         raise ValueError(
-            "all rows but those that calibrate teach here: say how many these are by "
-            "calibrate_rows= in place of selection_fraction"
+            "rows that do not calibrate are learned from: pass the number of calibration rows, "
+            "calibrate_rows=, in place of selection_fraction"
         )
     if calibrate_rows is not None and calibrate_rows < 1:
         raise ValueError(f"calibrate_rows must be at least 1, got {calibrate_rows}")
