@@ -166,7 +166,7 @@ def test_sets_are_sent_to_their_own_metric() -> None:
 def test_a_class_in_place_of_a_model_and_a_folder_in_place_of_a_file_are_told(
     tmp_path: Path,
 ) -> None:
-    with pytest.raises(TypeError, match="'Linear' is a class, give a trained object of it"):
+    with pytest.raises(TypeError, match="'Linear' is a class, pass a trained instance of it"):
         ffcp.CP(nn.Linear)  # type: ignore[arg-type]
     with pytest.raises(IsADirectoryError, match=r"ffcp\.tables\.load"):
         ffcp.load(tmp_path, nn.Linear(4, 1))

@@ -153,14 +153,20 @@ def _short(value: Any) -> str:
     return str(value.get(_KIND, value.get(_OWN))) if isinstance(value, Mapping) else repr(value)
 
 
+def is_default(value: Any) -> bool:
+    """Whether a setting is one that nobody set: None, False, or both sides of intervals."""
+    return value is None or value is False or value == "both"
+
+
 def shown(described: Any) -> str:
-    """Return a description as the call that makes it, without defaults.
+    """Return a description as the call that makes it, without common defaults.
 
     >>> shown({"class": "GradientNorm", "feature": "2", "norm": None})
     "GradientNorm(feature='2')"
     """
     if not isinstance(described, Mapping):
         return repr(described)
-    config = {n: one for n, one in described.items() if n not in (_KIND, _OWN) and one is not None}
+    named = {n: one for n, one in described.items() if n not in (_KIND, _OWN)}
+    config = {n: one for n, one in named.items() if not is_default(one)}
     listed = ", ".join(f"{name}={shown(value)}" for name, value in config.items())
     return f"{_short(described)}({listed})"

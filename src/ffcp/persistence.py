@@ -27,6 +27,7 @@ from ffcp.description import (
     class_named,
     describe,
     differences,
+    is_default,
     own_objects,
     shown,
 )
@@ -313,9 +314,8 @@ class Persistent(ShownAsText, Stateful, Described):
         >>> ffcp.CP(nn.Linear(3, 1)).calibrate(torch.randn(99, 3), torch.randn(99))
         CP: calibrated on 99 rows
           model: Linear, 4 parameters
-          score: ScaledScore(base=Point(), scale=Constant(), joint=False, side='both')
+          score: ScaledScore(base=Point(), scale=Constant())
           calibration: Marginal()
-          side: 'both'
         """
         rows, aside = len(self.calibration), self._state.set_aside
         head = f"calibrated on {rows:,} rows" if rows else "not calibrated yet"
@@ -325,9 +325,11 @@ class Persistent(ShownAsText, Stateful, Described):
         chosen = [one for one in self._state.report.values() if isinstance(one, ShownAsTable)]
         for one in chosen:
             parts["method"] = one.ranking().above[0]
-        left_out = ("learned", "score") if chosen else ("learned",)  # a hash; what was chosen
+        if isinstance(self._state.score, Selection):
+            parts["method"] = f"{self._state.score.what} is selected when rows calibrate"
+        left_out = ["learned", *(["score"] if "method" in parts else [])]  # a hash; not a setting
         compared = self.comparable().items()
-        parts |= {name: shown(one) for name, one in compared if one and name not in left_out}
+        parts |= {n: shown(one) for n, one in compared if not is_default(one) and n not in left_out}
         lines = [f"{name}: {text}" for name, text in parts.items()]
         return "\n  ".join([f"{type(self).__name__}: {head}", *lines])
 
