@@ -42,18 +42,19 @@ class Requires(NamedTuple):
 
     Parameters
     ----------
-    norms
+    norms : tuple of str, default=()
         Names of the features whose gradient norms the pass computes.
-    values
+    values : tuple of str, default=()
         Names of the layers whose values it records.
-    norm, method
+    norm : float, default=2
+    method : str, Sketch or Smooth, default="auto"
         Which norm of the gradient, and how it is computed: see :func:`ffcp.gradient_norms`.
-    of
+    of : callable, default=None
         A function from the output (n, ...) to one number per row, (n,), whose gradient is taken
         in place of that of every output. ``None``: of every output.
-    input
+    input : bool, default=False
         Whether the input itself is needed, so that it is kept for rows that wait for a selection.
-    logits
+    logits : bool, default=False
         Whether the output must have a logit for every class: one logit z, of the second of two
         classes, then becomes (0, z).
 
@@ -100,7 +101,7 @@ class BatchOutput(NamedTuple):
 
     Attributes
     ----------
-    x
+    x : Tensor, tuple or dict
         The batch, as the model takes it.
     output : Tensor
         What the model returned, detached: (n, ...).
@@ -110,13 +111,13 @@ class BatchOutput(NamedTuple):
         Values by layer, as they were when the layer returned them.
     rows : range or list of int
         The numbers of these rows in the data, for error messages.
-    groups
+    groups : sequence, default=None
         The groups of these rows, if the user gave any.
-    weights : Tensor or None
+    weights : Tensor, default=None
         The weights of these rows, (n,), if the user gave any.
-    random : Tensor or None
+    random : Tensor, default=None
         A uniform random number for each row, (n,), where a score is randomised.
-    columns : sequence of names or None
+    columns : sequence of str or int, default=None
         The columns of the frame that was given, where ``x`` was one.
 
     Examples

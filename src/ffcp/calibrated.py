@@ -63,7 +63,8 @@ class Calibrated:
 
     Attributes
     ----------
-    score, calibration
+    score : Score
+    calibration : Calibration
         Settled, unless nothing was calibrated yet.
     identity : Identity or None
         The weights that were calibrated; ``None`` where there are no scores.

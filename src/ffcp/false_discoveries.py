@@ -44,18 +44,18 @@ def conformal_selection(
 
     Parameters
     ----------
-    predictor
+    predictor : Predictor
         A calibrated predictor with one threshold for all rows
         (:class:`ffcp.calibrations.Marginal`). For ``above`` one of lower limits,
         ``side="lower"``, with one output: its score falls where the target grows. For ``label``
         one of label sets.
-    x
+    x : array-like
         All rows to select from, as the model takes them.
-    above
+    above : float, default=None
         The number that targets are to exceed, for all rows or for each, (n,).
-    label
+    label : int, default=None
         In its place: the number of a class, or its name if the predictor has ``names``.
-    fdr
+    fdr : float, default=0.1
         The false discovery rate: the share of selected rows that are selected wrongly, on average
         over calibration and new rows; 0 where none is selected.
 

@@ -18,11 +18,11 @@ def load(path: str | Path, model: nn.Module, **given: Any) -> Any:
 
     Parameters
     ----------
-    path
+    path : str or Path
         A file that ``predictor.save`` wrote. Nothing in it is unpickled or run.
-    model
+    model : nn.Module
         The model, with the weights it was calibrated with.
-    given
+    given : dict
         Arguments of the predictor's class that replace those in the file. Your own functions and
         objects are not in the file, and must be given here: ``scale=``, ``score=``,
         ``localizer=``, ``calibration=``, ``head=``.

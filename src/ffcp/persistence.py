@@ -65,6 +65,11 @@ class Persistent(ShownAsText, Stateful, Described):
         What was selected or learned here stays: workers can calibrate copies of it on their own
         rows, and be merged. ``seed`` is that of its random numbers; each worker needs its own. By
         default the operating system seeds them.
+
+        Parameters
+        ----------
+        seed : int, default=None
+            Seed of its random numbers.
         """
         return self._without_scores(self._state.score, self.calibration, self._state.report, seed)
 
@@ -224,6 +229,11 @@ class Persistent(ShownAsText, Stateful, Described):
         """Write the calibration, without the model's weights, to a safetensors file.
 
         The file appears complete or not at all. Read it with :func:`ffcp.load`.
+
+        Parameters
+        ----------
+        path : str or Path
+            The file to write.
         """
         now = self.snapshot()
         weights = now.fingerprint
@@ -239,6 +249,11 @@ class Persistent(ShownAsText, Stateful, Described):
 
         Nothing is changed where the file is damaged, or has other settings or weights than this
         predictor: that is a :class:`ffcp.CalibrationFileError`.
+
+        Parameters
+        ----------
+        path : str or Path
+            A file that :meth:`save` wrote.
         """
         tensors = files.read(path)
         with files.refused(path):

@@ -42,17 +42,18 @@ def intervals(
 
     Parameters
     ----------
-    interval
+    interval : Interval or (lower, upper)
         An :class:`ffcp.Interval`.
-    x
+    x : array-like, default=None
         A number for each row, a column of the input, say; by default the prediction.
-    y
+    y : array-like, default=None
         Targets, drawn as dots; those outside the (widest) interval in red.
-    output
+    output : int, default=None
         Which of several outputs; by default each has a panel of its own, up to nine.
-    xlabel, ylabel
+    xlabel : str, default=None
+    ylabel : str, default="target"
         Labels of the axes.
-    ax
+    ax : Axes, default=None
         The axes to draw into.
 
     Returns
@@ -89,13 +90,13 @@ def ellipses(
 
     Parameters
     ----------
-    ellipsoid
+    ellipsoid : Ellipsoid
         An :class:`~ffcp.regression.ellipsoid.Ellipsoid` of two outputs.
-    y
+    y : array-like, default=None
         Targets (n, 2), drawn as dots; those outside the (widest) ellipse in red.
-    rows
+    rows : sequence of int, default=range(12)
         Which rows to draw; the first twelve by default.
-    ax
+    ax : Axes, default=None
         The axes to draw into.
     """
     ax = _panels(1, size=(4.6, 4.6))[0] if ax is None else ax
@@ -121,6 +122,17 @@ def calibration_curve(interval: Any, y: Any, *, missing: bool = False, ax: Any =
     """Draw the coverage of intervals of several levels against the nominal coverage.
 
     Bars are 95 % confidence intervals of the measured coverage; on the diagonal both are equal.
+
+    Parameters
+    ----------
+    interval : Interval or (lower, upper)
+        Intervals, or their ends.
+    y : array-like
+        Targets, in the shape of the ends.
+    missing : bool, default=False
+        Whether NaN in ``y`` is a missing target, which does not count.
+    ax : Axes, default=None
+        The axes to draw into.
     """
     if not isinstance(interval.alpha, tuple):
         raise ValueError(
@@ -154,11 +166,14 @@ def group_coverage(
 
     Parameters
     ----------
-    interval, y, groups, feature, slices
+    interval : Interval or (lower, upper)
+    y : array-like
+    groups, feature : array-like, default=None
+    slices : int, default=3
         As in :func:`ffcp.metrics.group_coverage`.
-    xlabel
+    xlabel : str, default="group"
         Label of the horizontal axis.
-    ax
+    ax : Axes, default=None
         The axes to draw into.
 
     Returns
@@ -187,6 +202,17 @@ def coverage_by_width(interval: Any, y: Any, *, slices: int = 5, ax: Any = None)
 
     Where widths follow the noise all are covered alike. Parameters are those of
     :func:`group_coverage`.
+
+    Parameters
+    ----------
+    interval : Interval or (lower, upper)
+        Intervals, or their ends.
+    y : array-like
+        Targets, in the shape of the ends.
+    slices : int, default=5
+        Number of groups of rows, by width.
+    ax : Axes, default=None
+        The axes to draw into.
     """
     width = interval.width
     if float(width.max() - width.min()) <= 1e-4 * float(width.max()):  # but for rounding
@@ -199,10 +225,10 @@ def wealth(curves: Mapping[str, tuple[Sequence[float], int, float]], ax: Any = N
 
     Parameters
     ----------
-    curves
+    curves : dict
         For every test the logarithms of its wealth, the number of rows between two of them, and
         the limit of its alarm.
-    ax
+    ax : Axes, default=None
         The axes to draw into.
     """
     ax = _panels(1)[0] if ax is None else ax

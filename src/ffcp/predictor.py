@@ -151,7 +151,8 @@ class Predictor(Persistent):
 
         Parameters
         ----------
-        x, y
+        x : array-like, frame, tuple, dict or loader
+        y : array-like, default=None
             Inputs and targets, as tensors, arrays, frames or lists of numbers (converted by
             :func:`ffcp.network.inputs.to_tensors`); or ``x`` alone, a loader that yields pairs
             ``(x, y)``. The rows must not have trained the model. The columns of a frame are kept:
@@ -161,20 +162,20 @@ class Predictor(Persistent):
             An IterableDataset must be divided by ``torch.utils.data.get_worker_info()``: rows that
             every worker yields count several times, which breaks the guarantee. This is an error
             where the first batches are equal, and not noticed where each worker shuffles.
-        groups
+        groups : array-like, default=None
             A label for each row (strings or numbers), or a function from a batch of inputs to
             labels: every group then has its own threshold, and the guarantee holds within every
             group (Mondrian calibration). New rows need a label too.
-        weights
+        weights : array-like, default=None
             A number for each row, for ``ffcp.calibrations.Weighted("given")``: the density ratio,
             how much likelier its input is among new rows than among these.
-        new
+        new : array-like, default=None
             Unlabelled inputs of the new distribution, or a loader of them, for calibrations that
             learn a distribution shift: ``ffcp.calibrations.Weighted("learn")``,
             ``ffcp.calibrations.LabelShift()``.
-        update
+        update : bool, default=False
             Add to the existing scores instead of replacing them. What was selected stays.
-        rank_error
+        rank_error : float, default=None
             Keep a summary of the scores, as :meth:`compress` does, made batch by batch: memory
             grows with the logarithm of the rows. For example 1e-4. By default all scores are kept.
 
@@ -245,6 +246,11 @@ class Predictor(Persistent):
         refused: those of the same predictor, of a copy of it, or of one loaded from its file.
         Where something is selected, let one worker select, and give its :meth:`settled` to the
         others.
+
+        Parameters
+        ----------
+        other : Predictor
+            A predictor with the same settings and model, calibrated on other rows.
         """
         if not isinstance(other, Predictor):
             raise TypeError(f"cannot merge a {type(other).__name__}")
@@ -286,7 +292,7 @@ class Predictor(Persistent):
 
         Parameters
         ----------
-        rank_error
+        rank_error : float, default=0.0001
             By how many ranks a threshold may be too large, as a share of the calibration rows of
             its group.
 
@@ -440,18 +446,18 @@ class Predictor(Persistent):
 
         Parameters
         ----------
-        path
+        path : str or Path
             Where to write.
-        example
+        example : array-like, frame, tuple or dict
             Some inputs, as the model takes them, on which the file is compared with this
             predictor. Some dozens or more: they show how far rounding on another machine may
             differ, and intervals are widened by that.
-        alphas
+        alphas : Interval or (lower, upper), default=(0.1,)
             Miscoverage levels. One gives the outputs ``lower`` and ``upper`` (for prediction sets
             ``mask``), several ``lower_0.1`` and so on.
-        confidence_level
+        confidence_level : float or sequence of float, default=None
             In place of ``alphas``: the coverage asked for, 1 - alpha, or several.
-        random
+        random : float, default=None
             For randomised prediction sets. ``None``: the random numbers, one in [0, 1) for each
             row, are an input. A number replaces all of them; 0 gives the largest sets, and is the
             only fixed number that keeps the guarantee.

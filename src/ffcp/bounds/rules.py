@@ -14,7 +14,13 @@ from torch.nn import functional
 
 
 class Bounds(NamedTuple):
-    """Elementwise lower and upper bounds, both in the shape of the bounded tensor."""
+    """Elementwise lower and upper bounds, both in the shape of the bounded tensor.
+
+    Parameters
+    ----------
+    lower, upper : Tensor
+        The bounds.
+    """
 
     lower: Tensor
     upper: Tensor

@@ -25,7 +25,15 @@ class Node(NamedTuple):
 
 @dataclass(frozen=True)
 class Head:
-    """A head that `trace` has read; `ibp` and `crown` take it in place of the module."""
+    """A head that `trace` has read; `ibp` and `crown` take it in place of the module.
+
+    Parameters
+    ----------
+    nodes : tuple of Node
+        Its operations, in the order of evaluation.
+    output : int
+        Position of the node that is the output.
+    """
 
     nodes: tuple[Node, ...]
     output: int

@@ -128,14 +128,18 @@ def FFRAPSScore(  # noqa: N802
     ----------
     delta : float, default=None
         Weight of the gradient norm; 0 is RAPS. 0.01 if neither given nor tuned.
-    lam, kreg
+    lam : float, default=None
+    kreg : int, default=None
         As in :func:`ffcp.scores.RAPS`.
     gradient : str, default="softmax"
         ``"softmax"`` takes the gradient of each label's probability with respect to the logits;
         ``"feature"`` that of the most probable label's probability with respect to a layer.
     feature : str, default=None
         The layer for ``gradient="feature"``, by its dotted name, or ``"input"``.
-    temperature, tune, randomized, allow_empty
+    temperature : float or str, default=1.0
+    tune : str, default=None
+    randomized : bool, default=True
+    allow_empty : bool, default=False
         As in :func:`ffcp.scores.RAPS`; ``tune`` also chooses ``delta``, if that is left out.
 
     Returns

@@ -27,15 +27,15 @@ class ScoreChoice(ShownAsTable, Described):
 
     Attributes
     ----------
-    score
+    score : str
         The selected score, with its settings.
-    trials
+    trials : dict
         The mean set size of each candidate on the rows set aside. The smallest is selected if its
         sets are smaller than those of plain LAC by more than a standard error.
-    rows
+    rows : int
         How many rows were set aside for the selection and not calibrated on; 0 if there were too
         few.
-    alpha
+    alpha : float
         The level at which candidates were compared.
 
     Examples

@@ -71,7 +71,13 @@ class LabelScore(Score):
         return Requires(logits=True)
 
     def of_all(self, out: BatchOutput) -> Tensor:
-        """Return the scores of every label of each row, (n, K): small where the label fits."""
+        """Return the scores of every label of each row, (n, K): small where the label fits.
+
+        Parameters
+        ----------
+        out : BatchOutput
+            Output of the model for a batch.
+        """
         raise NotImplementedError
 
     def _of_labels(self, out: BatchOutput, labels: Tensor) -> Tensor:
@@ -114,6 +120,8 @@ class FunctionScore(LabelScore):
         Layers whose gradient norms or values the function uses.
     name : str, default=None
         The name in saved files; the function's own name by default.
+    other_labels : bool, default=False
+        Whether labels outside the classes of the model can be in a set.
 
     Examples
     --------
@@ -161,9 +169,12 @@ class RuleScore(LabelScore):
         ``"lac"``, ``"aps"``, ``"raps"`` or ``"ffraps"``.
     temperature : float or str, default=1.0
         Logits are divided by it; ``"fit"`` fits it.
-    lam, kreg, delta
+    lam : float, default=None
+    kreg : int, default=None
+    delta : float, default=None
         Settings of the rule: ``None`` for those to be tuned, or for the default.
-    gradient, feature
+    gradient : str, default="softmax"
+    feature : str, default=None
         Where FFRAPS takes its gradient, as in :func:`ffcp.scores.FFRAPS`.
     tune : str, default=None
         ``None``, ``"size"`` or ``"coverage"``.

@@ -151,7 +151,9 @@ class APS(Named):
 
     Parameters
     ----------
-    model, temperature and all others
+    model : nn.Module
+    temperature : float or str, default=1.0
+    **common : dict
         As in :class:`LAC`.
     randomized : bool, default=True
         Count only a random share of the last label's probability. Coverage is then 1 - alpha, up
@@ -209,9 +211,12 @@ class RAPS(Penalised):
 
     Parameters
     ----------
-    model, temperature and all others
+    model : nn.Module
+    temperature : float or str, default=1.0
+    **common : dict
         As in :class:`LAC`.
-    randomized, seed
+    randomized : bool, default=True
+    seed : int, default=None
         As in :class:`APS`.
     lam : float, default=None
         Penalty of a rank; 0.01 if neither given nor tuned.
@@ -272,7 +277,13 @@ class FFRAPS(Penalised):
 
     Parameters
     ----------
-    model, lam, kreg and all others
+    model : nn.Module
+    lam : float, default=None
+    kreg : int, default=None
+    temperature : float or str, default=1.0
+    tune : str, default=None
+    randomized : bool, default=True
+    **common : dict
         As in :class:`RAPS`.
     delta : float, default=None
         Weight of the gradient norm; 0.01 if neither given nor tuned.

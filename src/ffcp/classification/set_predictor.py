@@ -276,6 +276,15 @@ class SetPredictor(Predictor):
 
         ``x`` may be a loader of pairs ``(x, y)``, passed without ``y``. Random numbers are those
         of :meth:`predict_set`, not of the calibration: none with ``randomized=False``.
+
+        Parameters
+        ----------
+        x : array-like, frame, tuple, dict or loader
+            Inputs, a row each; or a loader of pairs ``(x, y)``, passed alone.
+        y : array-like, default=None
+            Labels, unless ``x`` is a loader.
+        first_row : int, default=None
+            Number of the first row, which determines its random numbers.
         """
         self.must_be_settled()
         buffer = RowBuffer(None)
@@ -290,6 +299,13 @@ class SetPredictor(Predictor):
 
         Random numbers are those of :meth:`predict_set`, not of the calibration: none with
         ``randomized=False``.
+
+        Parameters
+        ----------
+        x : array-like, frame, tuple or dict
+            Inputs, a row each.
+        first_row : int, default=None
+            Number of the first row, which determines its random numbers.
         """
         self.must_be_settled()
         given, row = self.rows(x), 0
@@ -319,7 +335,8 @@ class SetPredictor(Predictor):
 
         Parameters
         ----------
-        x, groups
+        x : array-like, frame, tuple, dict or loader
+        groups : array-like, default=None
             As in :meth:`predict_set`. With groups or ``class_conditional=True`` rows are ranked
             among those of their group or of the label.
         smoothed : bool, default=False

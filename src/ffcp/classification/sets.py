@@ -121,6 +121,11 @@ class LabelSet:
 
         The mask has a column for each class, by its name or number, and one for "another label" if
         sets can hold it.
+
+        Parameters
+        ----------
+        index : array-like, default=None
+            Index of the frame.
         """
         pandas = needed("pandas", "frames", "to_frame()")
         labels = self.labels if self.names is not None else [row.tolist() for row in self.labels]
@@ -135,5 +140,10 @@ class LabelSet:
         """Return the share of rows whose true label is in the set.
 
         A label outside the model's classes is in the sets that hold "another label".
+
+        Parameters
+        ----------
+        y : array-like
+            Labels, integers of shape (n,).
         """
         return metrics.set_coverage(self, label_tensor(y, self.names, self.other_labels))

@@ -35,11 +35,12 @@ class SetCandidate(Described):
 
     Attributes
     ----------
-    kreg, lam, delta
+    kreg : int
+    lam, delta : float
         The settings, as in :class:`ffcp.FFRAPS`; ``delta`` is 0 for RAPS.
-    mean_size
+    mean_size : float
         Mean number of labels in its sets.
-    violation
+    violation : float
         Size-stratified coverage violation: the largest distance of the coverage of sets of some
         size from 1 - alpha.
 
@@ -68,15 +69,17 @@ class SetChoice(Described):
 
     Attributes
     ----------
-    temperature, kreg, lam, delta
+    temperature : float
+    kreg : int or None
+    lam, delta : float or None
         The settings in use, given or tuned; ``None`` for those that the method does not have.
-    rows
+    rows : int
         How many rows were set aside for tuning and not calibrated on.
-    alpha
+    alpha : float
         The level at which candidates were compared.
-    criterion
+    criterion : str or None
         ``"size"``, ``"coverage"``, or ``None`` if only the temperature was fitted.
-    candidates
+    candidates : tuple of SetCandidate
         All combinations tried, each with its mean set size and its size-stratified coverage
         violation.
 

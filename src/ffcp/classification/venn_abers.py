@@ -151,6 +151,11 @@ class VennAbers(Predictor):
 
         A pair is merged as p1 / (1 - p0 + p1), which has the smallest log loss in the worst case;
         for several classes the results are divided by their sum.
+
+        Parameters
+        ----------
+        x : array-like, frame, tuple or dict
+            Inputs, a row each.
         """
         p0, p1 = self._pair(x)
         merged = p1 / (1 - p0 + p1)

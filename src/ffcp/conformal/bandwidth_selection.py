@@ -30,15 +30,15 @@ class BandwidthChoice(Described):
 
     Attributes
     ----------
-    bandwidth
+    bandwidth : float
         The selected bandwidth.
-    trials
+    trials : tuple of BandwidthTrial
         All that were tried, each with its ``bandwidth``; its ``loss``, the quantile loss of the
         localized quantile of each row, the row itself left out, on the ranks of the scores; and
         ``infinite``, the share of rows with too few others around them.
-    rows
+    rows : int
         How many rows were used. They do not calibrate.
-    alpha
+    alpha : float
         The level at which bandwidths were compared.
 
     Examples
@@ -83,13 +83,13 @@ def choose_bandwidth(
 
     Parameters
     ----------
-    kernel
+    kernel : Kernel
         The kernel whose bandwidth it is.
-    scores, embedding
+    scores, embedding : Tensor
         Those of the rows set aside: (n, m) and (n, e).
-    alpha
+    alpha : float or sequence of float
         Level at which quantiles are compared.
-    planned
+    planned : int
         How many rows will calibrate: with more of them, a neighbourhood may be smaller.
 
     Examples

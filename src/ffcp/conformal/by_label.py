@@ -25,6 +25,11 @@ class ByLabel(Calibration):
     Thousands of classes cost no more than a few. Classes with too few rows have an infinite
     threshold. The named prediction sets use it for ``class_conditional=True``.
 
+    Parameters
+    ----------
+    rows : dict of Tensor, default={}
+        Scores and metadata of the calibration rows; filled by :meth:`fit`.
+
     Examples
     --------
     >>> labels = {"label": torch.tensor([1, 0, 1])}

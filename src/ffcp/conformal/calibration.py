@@ -58,6 +58,11 @@ class Calibration(Described):
     A calibration of your own defines :meth:`quantile` and, if thresholds depend on more than
     scores, :meth:`metadata`. With arguments it is a frozen dataclass.
 
+    Parameters
+    ----------
+    rows : dict of Tensor, default={}
+        Scores and metadata of the calibration rows; filled by :meth:`fit`.
+
     Examples
     --------
     >>> class Largest(Calibration):
@@ -86,11 +91,27 @@ class Calibration(Described):
         return Requires()
 
     def metadata(self, out: BatchOutput, y: Tensor | None = None) -> dict[str, Any]:
-        """Return what thresholds depend on besides the scores: columns with a row for each row."""
+        """Return what thresholds depend on besides the scores: columns with a row for each row.
+
+        Parameters
+        ----------
+        out : BatchOutput
+            Output of the model for a batch.
+        y : Tensor, default=None
+            Targets; ``None`` when predicting.
+        """
         return {}
 
     def fit(self: Self, scores: Tensor, metadata: Columns | None = None) -> Self:
-        """Return this calibration with these rows, scores (n, m), replacing any others."""
+        """Return this calibration with these rows, scores (n, m), replacing any others.
+
+        Parameters
+        ----------
+        scores : Tensor
+            Calibration scores, (n, m) for m thresholds.
+        metadata : dict of Tensor, default=None
+            Columns that :meth:`metadata` returned for these rows.
+        """
         rows = {"scores": scores.detach().to("cpu", torch.float64), **(metadata or {})}
         if rows["scores"].dim() != 2:
             raise ValueError(f"scores have shape {tuple(scores.shape)}, expected (n, m)")
@@ -117,7 +138,17 @@ class Calibration(Described):
     def quantile(
         self, alpha: Any, metadata: Columns | None = None, random: Draws | None = None
     ) -> Tensor:
-        """Return the thresholds: (m,) for all rows, or (n, m) with one for each row."""
+        """Return the thresholds: (m,) for all rows, or (n, m) with one for each row.
+
+        Parameters
+        ----------
+        alpha : float
+            Miscoverage level.
+        metadata : dict of Tensor, default=None
+            Columns of the new rows.
+        random : Tensor, default=None
+            One uniform random number per new row, for randomised thresholds.
+        """
         raise NotImplementedError
 
     def quantiles(
@@ -128,7 +159,15 @@ class Calibration(Described):
         return torch.stack([one if one.dim() > 1 else one[None] for one in result])
 
     def explain(self, alpha: Any, metadata: Columns) -> str:
-        """Explain why a threshold is infinite, and what to do."""
+        """Explain why a threshold is infinite, and what to do.
+
+        Parameters
+        ----------
+        alpha : float
+            Miscoverage level.
+        metadata : dict of Tensor, default=None
+            Columns of the new rows.
+        """
         return too_few(self.scores, alpha) or (
             f": {int(self.scores.isinf().sum(dim=0).max())} of {len(self)} calibration scores are "
             f"infinite, more than alpha={float(alpha):g} allows for"
@@ -174,6 +213,11 @@ def too_few(scores: Tensor, alpha: Any) -> str:
 @dataclass(frozen=True)
 class Marginal(Calibration):
     """One threshold for all rows, with a guarantee on average over them.
+
+    Parameters
+    ----------
+    rows : dict of Tensor, default={}
+        Scores and metadata of the calibration rows; filled by :meth:`fit`.
 
     Examples
     --------

@@ -34,7 +34,7 @@ class Compressed(Calibration):
 
     Parameters
     ----------
-    wanted
+    wanted : float
         The rank error to aim at, as a share of the rows. :attr:`rank_error` is the actual one.
 
     Examples

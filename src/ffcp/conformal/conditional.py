@@ -43,7 +43,7 @@ class Conditional(Calibration):
 
     Parameters
     ----------
-    on
+    on : callable, list or str
         The features: a function from a batch of inputs to a matrix with a row for each row, of
         0 and 1 for groups, which may overlap, or of other numbers; names of columns, a list, of
         the frames that are calibrated and predicted; ``"prediction"``; or the dotted name of a
@@ -51,9 +51,13 @@ class Conditional(Calibration):
         most 16 and one for every 50 rows that calibrate. The directions come from calibration
         rows set aside, which then do not calibrate, or from the rows of ``predictor.fit``. A
         constant is always among the features.
-    randomized
+    randomized : bool, default=False
         Whether thresholds are randomised, so that coverage is exactly 1 - alpha. Without it
         coverage is at least that, and at most (features + 1) / (rows + 1) above.
+    rows : dict of Tensor, default={}
+        Scores and metadata of the calibration rows; filled by :meth:`fit`.
+    directions : Tensor, default=None
+        The principal directions that were learned, of a calibration that a file holds.
 
     Examples
     --------

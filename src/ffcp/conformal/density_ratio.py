@@ -22,15 +22,15 @@ class ShiftChoice(Described):
 
     Parameters
     ----------
-    rows, new_rows
+    rows, new_rows : int
         How many calibration rows were set aside for it, and how many new inputs there were.
-    separation
+    separation : float
         How well the classifier separates them on the training rows: the share of pairs in the
         right order (AUC), 0.5 if not at all. Near 1, hardly any old input resembles the new ones.
-    effective_share
+    effective_share : float
         The effective sample size of the rows set aside under the learned weights, as a share of
         them: about this share of the calibration rows is left.
-    clipped
+    clipped : float
         The share of new inputs whose ratio was clipped.
 
     Examples

@@ -38,13 +38,13 @@ class Level:
 
     Parameters
     ----------
-    rows
+    rows : Tensor
         Which rows these are.
-    left
+    left : Tensor
         How many scores of all are smaller than that of each.
-    around
+    around : Surroundings
         The weight of smaller scores around each, and of all.
-    own
+    own : int
         The weight 1.
     """
 

@@ -29,11 +29,11 @@ class Surroundings(NamedTuple):
 
     Attributes
     ----------
-    smaller, everyone
+    smaller, everyone : Tensor
         Weight of smaller scores, and of all, without what a new row may push out.
-    pushed
+    pushed : Tensor
         Weight of smaller scores that a new row pushes out where it enters.
-    position
+    position : Tensor
         Squared distance up to which a new row enters.
     """
 
@@ -111,13 +111,13 @@ class Places:
 
     Parameters
     ----------
-    embedding
+    embedding : Tensor
         The points (n, e).
-    unit
+    unit : float, default=1.0
         What distances are measured in.
-    order
+    order : Tensor, default=None
         Rows in the order in which distances are wanted.
-    fine
+    fine : float, default=1.0
         Smallest distance that matters, in these units.
     """
 
@@ -211,11 +211,12 @@ class KernelWeights:
 
     Parameters
     ----------
-    embedding
+    embedding : Tensor
         Calibration points (n, e).
-    orders
+    orders : list of Tensor
         For each output the rows by ascending score.
-    kernel, bandwidth
+    kernel : Kernel
+    bandwidth : float
         The kernel, and its unit of distance.
     """
 

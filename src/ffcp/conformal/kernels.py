@@ -49,11 +49,27 @@ class Kernel(Described):
     is_density = False
 
     def log_weight(self, squared: Tensor) -> Tensor:
-        """Logarithm of the weight at squared distances; it may overwrite them."""
+        """Logarithm of the weight at squared distances; it may overwrite them.
+
+        Parameters
+        ----------
+        squared : Tensor
+            Squared distances in units of the bandwidth.
+        """
         raise TypeError(f"the kernel {self.name!r} is not a function of the distance")
 
     def steps(self, random: np.random.Generator, rows: int, dimensions: int) -> Tensor:
-        """Draw steps (rows, dimensions) from the kernel as a density, in units of the bandwidth."""
+        """Draw steps (rows, dimensions) from the kernel as a density, in units of the bandwidth.
+
+        Parameters
+        ----------
+        random : numpy.random.Generator
+            The source of random numbers.
+        rows : int
+            Number of rows.
+        dimensions : int
+            Number of columns of the embedding.
+        """
         raise TypeError(f"the kernel {self.name!r} is not a density to draw from")
 
 

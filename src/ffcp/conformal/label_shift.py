@@ -31,13 +31,15 @@ class LabelShift(Reweighted):
 
     Parameters
     ----------
-    ratio
+    ratio : sequence of float or str, default="learn"
         A number for each class, its share among new rows over that among calibration rows, in
         the order of the model's outputs; or ``"learn"``: from what the model predicts for
         calibration rows set aside, whose labels are known, and for the inputs given as
         ``calibrate(x, y, new=...)``, which need no labels (Lipton, Wang and Smola, 2018).
-    learned
+    learned : sequence of float, default=None
         The ratios that were learned, of a calibration that a file holds.
+    rows : dict of Tensor, default={}
+        Scores and metadata of the calibration rows; filled by :meth:`fit`.
 
     Notes
     -----
@@ -147,9 +149,9 @@ def class_ratios(predicted: Tensor, labels: Tensor, new: Tensor) -> tuple[float,
 
     Parameters
     ----------
-    predicted, labels
+    predicted, labels : Tensor
         What the model predicts for old rows, shares (n, K), and their classes.
-    new
+    new : Tensor
         What it predicts for new rows, (b, K).
 
     Examples

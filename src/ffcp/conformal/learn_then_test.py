@@ -108,13 +108,13 @@ class LearnThenTest(Calibration):
 
     Parameters
     ----------
-    grid
+    grid : sequence of float
         The levels.
-    binary
+    binary : sequence of bool
         For each risk, whether its losses are 0 and 1 only.
-    pac
+    pac : float
         The probability with which all certified levels control all risks.
-    correction
+    correction : str
         ``"bonferroni"``: every level is tested at (1 - pac) / levels. ``"fixed_sequence"``:
         levels are tested at 1 - pac one after the other until one fails.
 

@@ -57,16 +57,16 @@ class Localizer(Described):
 
     Parameters
     ----------
-    kernel
+    kernel : str or Kernel, default="nearest"
         ``"nearest"``, weight 1 for the nearest calibration rows, however far; or, with d the
         Euclidean distance of the embeddings and h the bandwidth, ``"gaussian"`` exp(-d^2 / 2h^2),
         ``"laplace"`` exp(-d / h), ``"box"`` 1 where d <= h; or an :class:`ffcp.kernels.Kernel`.
-    on
+    on : str or callable, default="prediction"
         The embedding: ``"prediction"``, ``"input"``, the dotted name of a layer, ``"feature"``
         for the layer whose gradient FFLCP takes, or a function from a batch of inputs to a
         tensor of rows. In many dimensions all rows are about equally far; a few dimensions that
         matter localize better.
-    bandwidth
+    bandwidth : float or str, default="auto"
         The bandwidth h; for ``"nearest"`` the number of neighbours. ``"auto"`` selects it on
         rows that do not calibrate.
 
@@ -101,12 +101,14 @@ class Local(Calibration):
 
     Parameters
     ----------
-    localizer
+    localizer : Localizer or str, default="nearest"
         A :class:`Localizer`, or the name of a kernel.
-    guarantee
+    guarantee : str, default="marginal"
         ``"marginal"`` or ``"level"``, ``"random"`` or ``"none"``, see :class:`ffcp.LCP`.
-    bandwidth
+    bandwidth : float, default=None
         The bandwidth that was selected, of a calibration that a file holds.
+    rows : dict of Tensor, default={}
+        Scores and metadata of the calibration rows; filled by :meth:`fit`.
 
     Examples
     --------

@@ -34,11 +34,15 @@ class Mondrian(Calibration):
 
     Parameters
     ----------
-    inner
+    inner : Calibration, default=Marginal()
         The calibration of each group; :class:`Marginal` by default.
-    by
+    by : callable, default=None
         A function from a batch of inputs to one label per row. Without it, groups are given:
         ``calibrate(x, y, groups=...)``, ``predict_interval(x, groups=...)``.
+    rows : dict of Tensor, default={}
+        Scores and metadata of the calibration rows; filled by :meth:`fit`.
+    parts : dict, default={}
+        The calibration of each group; filled by :meth:`fit`.
 
     Attributes
     ----------

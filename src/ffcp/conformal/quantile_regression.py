@@ -38,7 +38,7 @@ class Design:
 
     Parameters
     ----------
-    features
+    features : array
         The features of rows, (n, p). Collinear ones are joined: the linear functions of what is
         left are the same.
 
@@ -86,11 +86,11 @@ class QuantileRegression:
 
     Parameters
     ----------
-    design
+    design : Design
         The features of the rows.
-    scores
+    scores : array
         Their scores, (n,), finite.
-    level
+    level : float
         The share of rows below, 1 - alpha.
 
     Examples

@@ -86,9 +86,9 @@ def conformal_rank(n: int, alpha: Any) -> int:
 
     Parameters
     ----------
-    n
+    n : int
         The number of calibration rows.
-    alpha
+    alpha : float
         The miscoverage level, between 0 and 1.
 
     Examples
@@ -160,9 +160,9 @@ def conformal_quantile(scores: Tensor, alpha: Any) -> Tensor:
 
     Parameters
     ----------
-    scores
+    scores : Tensor
         Shape (n,) or (n, m) for m coordinates, each with its own quantile. Not sorted.
-    alpha
+    alpha : float
         The miscoverage level, in (0, 1).
 
     Examples

@@ -39,7 +39,7 @@ class Losses(Calibration):
 
     Parameters
     ----------
-    grid
+    grid : sequence of float
         The levels, ascending. A constant: chosen by the data it would break exchangeability.
 
     Examples

@@ -25,17 +25,19 @@ class Aside(NamedTuple):
 
     Attributes
     ----------
-    out, y
+    out : BatchOutput
+    y : Tensor
         The outputs for these rows, and their targets.
-    score, calibration
+    score : Score
+    calibration : Calibration
         Those of the predictor, with what is selected already.
-    alpha
+    alpha : float or sequence of float
         The level at which candidates are compared.
     left : int
         How many rows will calibrate, at least.
-    alpha_of_each
+    alpha_of_each : callable
         Returns the level of each of several thresholds, given that of all and their number.
-    target_inputs
+    target_inputs : callable
         Runs the model on the unlabelled inputs that were given.
     """
 

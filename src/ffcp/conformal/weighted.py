@@ -81,11 +81,11 @@ def weighted_quantile(scores: Tensor, weights: Tensor, own: Any, alpha: Any) -> 
 
     Parameters
     ----------
-    scores, weights
+    scores, weights : Tensor
         Scores and their weights, both (n,).
-    own
+    own : Tensor
         The weight of the new row, or of several, (b,).
-    alpha
+    alpha : float or sequence of float
         The miscoverage level.
 
     Examples
@@ -150,20 +150,22 @@ class Weighted(Reweighted):
 
     Parameters
     ----------
-    ratio
+    ratio : callable or str, default="given"
         How much likelier an input is among new rows than among calibration rows, up to a
         constant factor. A function from a batch of inputs to one number per row;
         ``"given"``: numbers for every row, as ``weights=`` of ``calibrate`` and of
         ``predict_interval`` or ``predict_set``; or ``"learn"``: the odds of a logistic classifier
         between calibration inputs set aside, which then do not calibrate, and the inputs given as
         ``calibrate(x, y, new=...)``, which need no targets.
-    on
+    on : str or callable, default="input"
         What ``"learn"`` learns from: ``"input"``, ``"prediction"``, the dotted name of a layer, or
         a function from a batch of inputs to rows of numbers.
-    clip
+    clip : float, default=50.0
         Learned ratios are clipped to [1 / clip, clip].
-    learned
+    learned : sequence of float, default=None
         Intercept and slopes of the classifier, of a calibration that a file holds.
+    rows : dict of Tensor, default={}
+        Scores and metadata of the calibration rows; filled by :meth:`fit`.
 
     Notes
     -----

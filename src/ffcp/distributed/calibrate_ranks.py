@@ -41,7 +41,9 @@ def calibrate(
     ----------
     predictor : Predictor
         Constructed with the same arguments and weights in every process.
-    x, y, groups, weights, new, update
+    x : array-like, frame, tuple, dict or loader
+    y, groups, weights, new : array-like, default=None
+    update : bool, default=False
         As in :meth:`ffcp.predictor.Predictor.calibrate`. Parts may be of any size, even empty.
         Rows that a ``DistributedSampler`` repeats, to give every rank the same number, are left
         out. ``groups`` and ``weights``, unless they are functions, are those of this rank's rows,

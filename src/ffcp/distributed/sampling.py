@@ -90,7 +90,8 @@ class OwnRows:
     ----------
     model : nn.Module
         The model, which determines the type of the inputs.
-    x, y, groups, weights
+    x : array-like, frame, tuple, dict or loader
+    y, groups, weights : array-like
         As given to ``calibrate``.
     """
 

@@ -39,7 +39,23 @@ def export(
     confidence_level: Any = None,
     unknown: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a predictor to a file; see :meth:`ffcp.predictor.Predictor.export`."""
+    """Write a predictor to a file; see :meth:`ffcp.predictor.Predictor.export`.
+
+    Parameters
+    ----------
+    predictor : Predictor
+        A calibrated predictor.
+    path : str or Path
+        The ONNX file to write.
+    example : array-like, frame, tuple or dict
+        Rows, on which the file is compared with the library.
+    alphas : sequence of float, default=(0.1,)
+        Levels of the intervals or sets.
+    random : float, default=None
+        The random number of randomised sets, in [0, 1).
+    confidence_level : float or sequence of float, default=None
+        1 - alpha, in place of ``alphas``.
+    """
     if confidence_level is not None and alphas is ONE_LEVEL:
         alphas = None
     levels, _ = requested_alphas(alphas, confidence_level, unknown or {})

@@ -26,6 +26,19 @@ _SETTINGS = {
 class ExcessRisk(float):
     """A difference of Brier scores: a float with a confidence interval.
 
+    Parameters
+    ----------
+    mean : float
+        Mean difference of the Brier scores.
+    standard_error : float
+        Standard error of the mean.
+    rows : int
+        Number of rows it was measured on.
+    confidence : float, default=0.95
+        Confidence level of the interval.
+
+    Examples
+    --------
     >>> ExcessRisk(0.01, 0.004, rows=1000)
     0.0100 [0.0022, 0.0178]
     """
@@ -69,7 +82,8 @@ def excess_risk(
 
     Parameters
     ----------
-    interval, y, x
+    interval : Interval or (lower, upper)
+    y, x : array-like
         The intervals, the targets, and the inputs as an (n, d) array.
     alpha : float, default=None
         The level; by default the attribute ``alpha`` of the intervals, or 0.1.
@@ -80,7 +94,8 @@ def excess_risk(
         Number of folds of the cross-validation.
     seed : int, default=0
         Seed of the split into folds.
-    joint, missing
+    joint : bool, float, str or tuple, default=False
+    missing : bool, default=False
         As in :func:`coverage`.
 
     Returns

@@ -27,7 +27,8 @@ def group_coverage(
 
     Parameters
     ----------
-    interval, y
+    interval : Interval or (lower, upper)
+    y : array-like
         The intervals and the targets.
     groups : array-like, default=None
         A label for each row. Without groups and feature, rows are cut into thirds of y
@@ -66,6 +67,15 @@ def cut(values: Any, slices: int = 3) -> np.ndarray:
 
     Equal values stay together, so there may be fewer than ``slices``.
 
+    Parameters
+    ----------
+    values : array-like
+        One number per row.
+    slices : int, default=3
+        Number of slices.
+
+    Examples
+    --------
     >>> cut([5.0, 1.0, 3.0, 4.0], slices=2).tolist()
     ['2: 4 to 5', '1: 1 to 3', '1: 1 to 3', '2: 4 to 5']
     """
@@ -91,6 +101,13 @@ def tertiles(y: Any) -> np.ndarray:
     If more than half of y is zero, thirds cannot be cut: the zeros are one group, and the rest
     is halved, as in the published code.
 
+    Parameters
+    ----------
+    y : array-like
+        Targets, (n,) or (n, m).
+
+    Examples
+    --------
     >>> tertiles([1, 2, 3, 4, 5, 6]).tolist()
     ['low', 'low', 'middle', 'middle', 'high', 'high']
     >>> tertiles([0, 0, 0, 0, 1, 2]).tolist()
@@ -121,6 +138,21 @@ def size_stratified_coverage(
     It reveals methods whose short intervals are too short. Rows of equal length stay in one
     stratum, so split CP, with one length for all, has a single one.
 
+    Parameters
+    ----------
+    interval : Interval or (lower, upper)
+        Intervals, or their ends.
+    y : array-like
+        Targets, in the shape of the ends.
+    bins : int, default=5
+        Number of strata.
+    joint : bool, float, str or tuple, default=False
+        Whether a row with several outputs counts by all of them, by a share, or by those known.
+    missing : bool, default=False
+        Whether NaN in ``y`` is a missing target, which does not count.
+
+    Examples
+    --------
     >>> result = size_stratified_coverage(([0, 0, 0, 0], [1, 1, 9, 9]), [2, 2, 5, 5], bins=2)
     >>> [float(share) for share in result.groups.values()]
     [0.0, 1.0]

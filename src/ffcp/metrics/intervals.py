@@ -26,6 +26,19 @@ def coverage(interval: Sequence[Any], y: Any, *, joint: Any = False, missing: bo
     ``joint=True``, or a share, rows with a missing target do not count either; with
     ``joint="known"``, or ``(0.9, "known")``, they count by their known outputs.
 
+    Parameters
+    ----------
+    interval : Interval or (lower, upper)
+        Intervals, or their ends.
+    y : array-like
+        Targets, in the shape of the ends.
+    joint : bool, float, str or tuple, default=False
+        Whether a row with several outputs counts by all of them, by a share, or by those known.
+    missing : bool, default=False
+        Whether NaN in ``y`` is a missing target, which does not count.
+
+    Examples
+    --------
     >>> coverage(([0.0, 0.0], [1.0, 1.0]), [0.5, 2.0])
     0.500 [0.095, 0.905]
     >>> box = [[0.0, 0.0]], [[1.0, 1.0]]  # one row, two outputs, of which one is covered
@@ -41,6 +54,13 @@ def coverage(interval: Sequence[Any], y: Any, *, joint: Any = False, missing: bo
 def mean_length(interval: Sequence[Any]) -> float:
     """Return the mean of upper - lower over rows and outputs, the paper's band length.
 
+    Parameters
+    ----------
+    interval : Interval or (lower, upper)
+        Intervals, or their ends.
+
+    Examples
+    --------
     >>> mean_length(([0.0, 0.0], [1.0, 3.0]))
     2.0
     """
@@ -56,6 +76,19 @@ def interval_score(
     Smaller is better; the true conditional quantiles minimise it. ``alpha`` is by default the
     attribute of the intervals, or 0.1; for several levels the result is a list.
 
+    Parameters
+    ----------
+    interval : Interval or (lower, upper)
+        Intervals, or their ends.
+    y : array-like
+        Targets, in the shape of the ends.
+    alpha : float or sequence of float, default=None
+        Miscoverage level of the intervals.
+    missing : bool, default=False
+        Whether NaN in ``y`` is a missing target, which does not count.
+
+    Examples
+    --------
     >>> interval_score(([0.0], [1.0]), [1.5], alpha=0.1)
     11.0
     >>> interval_score(([[0.0], [0.0]], [[1.0], [2.0]]), [1.5], alpha=(0.1, 0.05))
@@ -81,6 +114,19 @@ def pinball_loss(quantiles: Any, y: Any, levels: Any, *, missing: bool = False) 
 
     Smaller is better; the true conditional quantile of the level minimises it.
 
+    Parameters
+    ----------
+    quantiles : array-like
+        Predicted quantiles; of several levels along the first dimension.
+    y : array-like
+        Targets, in the shape of the quantiles.
+    levels : float or sequence of float
+        Levels of the quantiles, between 0 and 1.
+    missing : bool, default=False
+        Whether NaN in ``y`` is a missing target, which does not count.
+
+    Examples
+    --------
     >>> pinball_loss([1.0, 1.0], [2.0, 0.0], 0.75)
     0.5
     >>> pinball_loss([[1.0, 1.0], [2.0, 2.0]], [2.0, 0.0], (0.25, 0.75))
@@ -103,6 +149,17 @@ def pinball_loss(quantiles: Any, y: Any, levels: Any, *, missing: bool = False) 
 def crps(distribution: Any, y: Any, *, missing: bool = False) -> float:
     """Return the mean continuous ranked probability score of predictive distributions.
 
+    Parameters
+    ----------
+    distribution : PredictiveDistribution
+        Predictive distributions, from ``predict_distribution``.
+    y : array-like
+        Targets, in the shape of the predictions.
+    missing : bool, default=False
+        Whether NaN in ``y`` is a missing target, which does not count.
+
+    Examples
+    --------
     >>> class PointMass:  # at 1
     ...     prediction = torch.ones(2)
     ...

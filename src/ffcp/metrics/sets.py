@@ -22,6 +22,15 @@ SIZE_STRATA = (1, 3, 6, 10, 100)
 def set_coverage(sets: Any, y: Any) -> Coverage:
     """Return the share of rows whose true label is in the set.
 
+    Parameters
+    ----------
+    sets : LabelSet or array-like
+        Label sets, or a mask of shape (n, classes).
+    y : array-like
+        Labels, integers of shape (n,).
+
+    Examples
+    --------
     >>> set_coverage([[True, False], [True, True]], [1, 1])
     0.500 [0.095, 0.905]
     """
@@ -32,6 +41,13 @@ def set_coverage(sets: Any, y: Any) -> Coverage:
 def mean_set_size(sets: Any) -> float:
     """Return the mean number of labels in a set.
 
+    Parameters
+    ----------
+    sets : LabelSet or array-like
+        Label sets, or a mask of shape (n, classes).
+
+    Examples
+    --------
     >>> mean_set_size([[True, False], [True, True]])
     1.5
     """
@@ -41,6 +57,13 @@ def mean_set_size(sets: Any) -> float:
 def median_set_size(sets: Any) -> float:
     """Return the median number of labels in a set.
 
+    Parameters
+    ----------
+    sets : LabelSet or array-like
+        Label sets, or a mask of shape (n, classes).
+
+    Examples
+    --------
     >>> median_set_size([[True, False], [True, True]])
     1.5
     """
@@ -57,7 +80,8 @@ def size_stratified_violation(
 
     Parameters
     ----------
-    sets, y
+    sets : LabelSet or array-like
+    y : array-like
         The sets and the true labels.
     alpha : float, default=0.1
         Allowed share of misses.
@@ -88,6 +112,15 @@ def stratified_violation(
 def class_coverage(sets: Any, y: Any) -> GroupCoverage:
     """Return the coverage among the rows of each true label.
 
+    Parameters
+    ----------
+    sets : LabelSet or array-like
+        Label sets, or a mask of shape (n, classes).
+    y : array-like
+        Labels, integers of shape (n,).
+
+    Examples
+    --------
     >>> class_coverage([[True, False], [True, True]], [1, 1]).worst
     0.500 [0.095, 0.905]
     """
@@ -101,6 +134,17 @@ def class_coverage_gap(sets: Any, y: Any, alpha: Any = 0.1) -> float:
 
     Classes without a row do not count.
 
+    Parameters
+    ----------
+    sets : LabelSet or array-like
+        Label sets, or a mask of shape (n, classes).
+    y : array-like
+        Labels, integers of shape (n,).
+    alpha : float, default=0.1
+        Miscoverage level of the sets.
+
+    Examples
+    --------
     >>> round(class_coverage_gap([[True, False], [True, True]], [0, 1], alpha=0.1), 12)
     0.1
     """
@@ -112,6 +156,15 @@ def class_coverage_gap(sets: Any, y: Any, alpha: Any = 0.1) -> float:
 def singleton_hit_ratio(sets: Any, y: Any) -> Coverage:
     """Return the share of rows whose set holds only the true label.
 
+    Parameters
+    ----------
+    sets : LabelSet or array-like
+        Label sets, or a mask of shape (n, classes).
+    y : array-like
+        Labels, integers of shape (n,).
+
+    Examples
+    --------
     >>> singleton_hit_ratio([[False, True], [True, True]], [1, 1])
     0.500 [0.095, 0.905]
     """

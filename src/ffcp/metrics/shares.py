@@ -23,6 +23,19 @@ class Coverage(float):
     often. It is then exact (Clopper and Pearson), at a confidence at which the intervals of all
     groups hold simultaneously (Sidak).
 
+    Parameters
+    ----------
+    share : float
+        Share of covered rows, from 0 to 1.
+    rows : int
+        Number of rows it was measured on.
+    confidence : float, default=0.95
+        Confidence level of the interval.
+    among : int, default=1
+        Number of groups of which this is the worst.
+
+    Examples
+    --------
     >>> measured = Coverage(0.9, rows=1000)
     >>> measured
     0.900 [0.880, 0.917]
@@ -58,6 +71,17 @@ class Coverage(float):
 def wilson(share: float, rows: int, confidence: float = 0.95) -> tuple[float, float]:
     """Return Wilson's confidence interval for a binomial share.
 
+    Parameters
+    ----------
+    share : float
+        Measured share, from 0 to 1.
+    rows : int
+        Number of rows it was measured on.
+    confidence : float, default=0.95
+        Confidence level of the interval.
+
+    Examples
+    --------
     >>> low, high = wilson(0.0, 10)
     >>> round(low, 3), round(high, 3)
     (0.0, 0.278)
@@ -76,6 +100,17 @@ def clopper_pearson(hits: float, rows: int, confidence: float = 0.95) -> tuple[f
 
     It contains the true share with at least this confidence, for any share and number of rows.
 
+    Parameters
+    ----------
+    hits : float
+        Number of successes.
+    rows : int
+        Number of trials.
+    confidence : float, default=0.95
+        Confidence level of the interval.
+
+    Examples
+    --------
     >>> low, high = clopper_pearson(9, 10)
     >>> round(low, 4), round(high, 4)
     (0.555, 0.9975)
@@ -131,6 +166,11 @@ class GroupCoverage:
 
     The confidence interval of each group is for this group alone. That of :attr:`worst` allows
     for the number of groups.
+
+    Parameters
+    ----------
+    groups : dict
+        The :class:`Coverage` of each group, by its label.
     """
 
     groups: Mapping[Hashable, Coverage]

@@ -32,7 +32,8 @@ def worst_slab_coverage(
 
     Parameters
     ----------
-    interval, y, x
+    interval : Interval or (lower, upper)
+    y, x : array-like
         The intervals, the targets, and the inputs as an (n, d) array.
     share : float, default=0.1
         Smallest share of the rows in a slab.

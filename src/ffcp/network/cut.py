@@ -95,17 +95,17 @@ class Cut:
 
     Parameters
     ----------
-    model
+    model : nn.Module
         The model.
-    names
+    names : sequence of str, default=()
         Features at which gradients are wanted: every pass builds a graph from the earliest of
         them on, and without names it builds none.
-    change
+    change : callable, default=None
         Replaces every tensor of these features, so that the model continues from another
         feature.
-    graph
+    graph : bool, default=True
         ``False`` changes the features only, and builds no graph.
-    values
+    values : sequence of str, default=()
         Layers whose values every pass records.
 
     Examples

@@ -36,20 +36,22 @@ def see(
 
     Parameters
     ----------
-    model
+    model : nn.Module
         A module whose forward returns one floating-point tensor with a row per input row.
-    x
+    x : array-like, frame, tuple, dict or loader
         Tensors as the model takes them (see :func:`ffcp.network.inputs.to_tensors`).
-    requires
+    requires : Requires, default=ONLY_OUTPUT
         Features by their names (see :func:`ffcp.network.features.resolve`). The norm at
         ``"output"`` is 1. The value at ``"input"`` is the input, all its tensors side by side
         if there are several, and that at ``"output"`` the output.
-    first_row
+    first_row : int, default=0
         The number that errors give to the first row. NaN and infinity in the input, the
         prediction or a gradient are errors.
-    groups, weights, columns
+    groups : array-like
+    weights : Tensor, default=None
+    columns : sequence of str or int, default=None
         Those of the rows, and the names of the columns, passed on unchanged.
-    now
+    now : Weights, default=None
         The model's weights, if the caller has just read them and will compare them afterwards.
 
     Examples
@@ -204,17 +206,17 @@ def gradient_norms(
 
     Parameters
     ----------
-    model
+    model : nn.Module
         Any module whose forward returns one floating-point tensor with a row per input row.
-    x
+    x : array-like, frame, tuple or dict
         A tensor or array, or a tuple or dict of them as the model takes them.
-    features
+    features : sequence of str or nn.Module
         Dotted module names, modules, ``"input"`` or ``"output"`` (whose norm is 1).
-    norm
+    norm : float, default=2
         1, 2 or ``inf``.
-    batch_size
+    batch_size : int, default=None
         Rows per pass; by default about 16 MB of input (2 MB of images), at most 8,192 rows.
-    method
+    method : str, Sketch or Smooth, default="auto"
         How the norms are taken when there are many outputs. ``"exact"``: one row of the Jacobian
         after the other. ``"coloured"``: the same numbers from far fewer passes, for heads whose
         outputs see only a window of the feature map (convolutions, pooling, interpolation). One
@@ -223,7 +225,7 @@ def gradient_norms(
         mean over perturbed features. ``"auto"``: exact for up to 64 outputs; else coloured if
         it needs at most half as many passes and at most 256, and proves right; else exact for
         up to 4,096 outputs; else ``Sketch(32)``, or exact for norms other than 2.
-    output
+    output : str, int or callable, default=None
         Which part of what the model returns is the prediction, if that is no tensor: a key, an
         index or a function.
 

@@ -25,9 +25,9 @@ def head(model: nn.Module, feature: str | nn.Module) -> nn.Module:
 
     Parameters
     ----------
-    model
+    model : nn.Module
         A model that ``torch.fx`` can trace, with one tensor as input.
-    feature
+    feature : str or nn.Module
         A module or its dotted name, ``"input"`` or ``"output"``.
 
     Examples

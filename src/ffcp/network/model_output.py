@@ -20,9 +20,9 @@ class Picking(nn.Module):
 
     Parameters
     ----------
-    model
+    model : nn.Module
         The model.
-    output
+    output : str, int or callable
         A key or attribute, an index, or a function of what the model returns.
 
     Examples

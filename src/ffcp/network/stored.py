@@ -18,7 +18,7 @@ class Stored(nn.Module):
     ----------
     prediction : Tensor
         The predictions, a row per row; with :class:`ffcp.CQR` two columns of quantiles.
-    **known
+    **known : dict
         Whatever else the dict holds. It is ignored here; scales find it in ``out.x``.
 
     Examples

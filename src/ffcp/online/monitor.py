@@ -179,6 +179,11 @@ class Monitor(Resumable):
 
         The first half determines the centre of the layer's values, the other half starts the
         ranks. Call it before the first :meth:`update`.
+
+        Parameters
+        ----------
+        x : array-like
+            Reference inputs, at least two rows.
         """
         with self._lock:
             if self.rows:

@@ -229,6 +229,15 @@ class Online(Resumable):
         A level of 0 or less returns the whole line; one of 1 or more only the prediction, which
         counts as a miss. ``groups`` and ``weights`` are as in the predictor's
         ``predict_interval``.
+
+        Parameters
+        ----------
+        x : array-like
+            Inputs of the next rows.
+        groups : array-like, default=None
+            Group of each row.
+        weights : array-like, default=None
+            Weight of each row.
         """
         with self._lock:
             predictor = self.predictor
@@ -306,6 +315,13 @@ class Online(Resumable):
 
         Rows are identified by their inputs; of equal inputs the first predicted one is meant. NaN
         in ``y``, with several outputs, is a target that has not arrived yet: pass it later.
+
+        Parameters
+        ----------
+        x : array-like
+            Inputs of rows that were predicted.
+        y : array-like
+            Their targets.
         """
         with self._lock:
             keys, scores = self._scored(x, target_tensor(y))
@@ -363,7 +379,13 @@ class Online(Resumable):
         return found
 
     def is_waiting(self, x: Any) -> list[bool]:
-        """Return which rows were predicted and wait for a target."""
+        """Return which rows were predicted and wait for a target.
+
+        Parameters
+        ----------
+        x : array-like
+            Inputs, a row each.
+        """
         with self._lock:
             waiting = {point.key for point in self._waiting.values()}
             batches = self.predictor.rows(x)

@@ -36,13 +36,25 @@ class Resumable(ShownAsText):
         raise NotImplementedError
 
     def save(self, path: str | Path) -> None:
-        """Write the state to a file, completely or not at all."""
+        """Write the state to a file, completely or not at all.
+
+        Parameters
+        ----------
+        path : str or Path
+            The file to write.
+        """
         with self._lock:
             saved = files.seal({**self._identity(), "state": self.state()}, {})
             files.write(path, {"stream": saved})
 
     def load(self: Self, path: str | Path) -> Self:
-        """Restore a saved state with the same settings and weights, or raise and change nothing."""
+        """Restore a saved state with the same settings and weights, or raise and change nothing.
+
+        Parameters
+        ----------
+        path : str or Path
+            A file that :meth:`save` wrote.
+        """
         tensors = files.read(path)
         with self._lock, files.refused(path):
             if "stream" not in tensors:

@@ -64,13 +64,15 @@ def calibrate(
         The column of the target.
     groups, weights : str, default=None
         The column of the group, and of the weight, as in ``predictor.calibrate``.
-    new, update, rank_error
+    new : Dataset, default=None
+    update : bool, default=False
+    rank_error : float, default=None
         As in ``predictor.calibrate``; ``new`` stays in this process. With ``rank_error=1e-4`` the
         scores of any number of rows take little memory in this process.
     workers : int, default=None
         Number of processes with a copy of the model: by default the number of processors, or of
         GPUs with ``num_gpus=1``.
-    **resources
+    **resources : dict
         Resources of each worker, as in ``map_batches``: ``num_gpus=1``, ``memory=...``. By default
         nothing is reserved, so that reading never waits for a processor held by a model; pass
         ``num_cpus=1`` if other jobs share the cluster.
@@ -136,7 +138,10 @@ def predict(
         A calibrated predictor.
     dataset : Dataset
         The rows to predict.
-    x, groups, weights, workers, resources
+    x : str, list, dict or tuple
+    groups, weights : str, default=None
+    workers : int, default=None
+    resources : dict
         As in :func:`calibrate`.
     id : str, default=None
         A column of row numbers. Rows are sorted by it, and each has the random numbers of its row

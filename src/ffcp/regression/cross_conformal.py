@@ -35,18 +35,18 @@ class CrossConformal(nn.Module):
 
     Parameters
     ----------
-    models
+    models : sequence of nn.Module
         K trained networks of one output. Network k was trained without the rows of fold k: they
         neither fitted it nor stopped its training, chose its settings or scaled its inputs.
-    folds
+    folds : array-like
         For each row the number of its fold, from 0 to K - 1, in the order in which
         :meth:`calibrate` gets them. With a fold for every row this is the jackknife+. A row of
         fold -1 is in none: every network may have been trained with it, and it does not
         calibrate. Folds of one size have the best guarantee: :meth:`even_folds`.
-    side
+    side : str, default="both"
         ``"both"``, or ``"lower"`` or ``"upper"`` for intervals that are infinite on the other
         side.
-    batch_size
+    batch_size : int, default=None
         Rows per pass over arrays.
 
     Notes
@@ -106,6 +106,15 @@ class CrossConformal(nn.Module):
         With up to 30 rows each is its own fold. The number of folds is that which leaves out the
         fewest rows: these have the number -1.
 
+        Parameters
+        ----------
+        rows : int
+            Number of rows.
+        seed : int, default=0
+            Seed of the assignment of rows to folds.
+
+        Examples
+        --------
         >>> folds = CrossConformal.even_folds(43)
         >>> int(folds.max()) + 1, int((folds < 0).sum())
         (14, 1)
@@ -127,6 +136,13 @@ class CrossConformal(nn.Module):
         (1 - K/n) / (K + 1)) (Theorem 4 of Barber et al.), which for the jackknife+ is
         1 - 2 alpha (their Theorem 1). For folds of several sizes only the first of the two is
         known; it follows from the weighted mean of the folds' p-values (Vovk and Wang, 2020).
+
+        Parameters
+        ----------
+        alpha : float, default=None
+            Miscoverage level, 0.1 by default.
+        confidence_level : float, default=None
+            1 - alpha, in place of ``alpha``.
         """
         sizes = torch.bincount(self._in_folds)
         n, k = len(self._in_folds), len(self.models)
@@ -143,7 +159,8 @@ class CrossConformal(nn.Module):
 
         Parameters
         ----------
-        x, y
+        x : array-like, frame, tuple, dict or loader
+        y : array-like
             All rows that the networks were trained with, in the order of ``folds``.
         """
         target = arrays.target_tensor(y)
@@ -187,6 +204,15 @@ class CrossConformal(nn.Module):
         ``alpha`` is the miscoverage level, 0.1 by default; ``confidence_level``, in its place, is
         1 - alpha. The prediction is the median, over rows, of the predictions of the networks
         trained without them.
+
+        Parameters
+        ----------
+        x : array-like, frame, tuple or dict
+            Inputs, a row each.
+        alpha : float or sequence of float, default=None
+            Miscoverage level, 0.1 by default; several at once are the first dimension.
+        confidence_level : float or sequence of float, default=None
+            1 - alpha, in place of ``alpha``.
         """
         alpha = requested_alpha(alpha, confidence_level, unknown)
         self._must_be_ready()
@@ -227,7 +253,13 @@ class CrossConformal(nn.Module):
     # -- files ------------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> None:
-        """Write the residuals, folds and settings to a safetensors file; the models are yours."""
+        """Write the residuals, folds and settings to a safetensors file; the models are yours.
+
+        Parameters
+        ----------
+        path : str or Path
+            The file to write.
+        """
         self._must_be_ready()
         points = {"scores": self.scores.cpu(), "folds": self.folds.cpu()}
         settings = {
@@ -246,7 +278,17 @@ class CrossConformal(nn.Module):
         *,
         batch_size: int | None = None,
     ) -> Self:
-        """Load the predictor that :meth:`save` wrote, for the same networks."""
+        """Load the predictor that :meth:`save` wrote, for the same networks.
+
+        Parameters
+        ----------
+        path : str or Path
+            A file that :meth:`save` wrote.
+        models : sequence of nn.Module
+            The same networks, in the same order.
+        batch_size : int, default=None
+            Rows per pass over arrays.
+        """
         tensors = files.read(path)
         with files.refused(path):
             if tensors.keys() != {"scores", "folds", "settings"}:

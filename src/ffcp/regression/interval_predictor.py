@@ -37,24 +37,24 @@ class IntervalPredictor(RegressionPredictor):
 
     Parameters
     ----------
-    model
+    model : nn.Module
         A trained network; forward returns one tensor with a row per input row.
-    base
+    base : Base, default=None
         Which outputs are the ends of the interval: :class:`ffcp.scores.Point` (the default) or
         :class:`ffcp.scores.Quantiles`.
-    scale
+    scale : Scale, callable or list, default=None
         What residuals are divided by: :class:`ffcp.scales.Constant` (the default),
         :class:`ffcp.scales.GradientNorm`, any function of an :class:`ffcp.BatchOutput`, or a list
         of them to select from.
-    calibration
+    calibration : Calibration, default=None
         How scores become thresholds: :class:`ffcp.calibrations.Marginal` (the default),
         :class:`ffcp.calibrations.Mondrian` or :class:`ffcp.calibrations.Local`.
-    score
+    score : IntervalScore, default=None
         An :class:`ffcp.scores.IntervalScore` of your own, in place of base and scale.
-    **common
+    **common : dict
         The following, which all named methods take:
 
-    joint
+    joint : bool, float, str or tuple, default=False
         With several outputs: ``False`` covers each on its own with probability 1 - alpha.
         ``True`` covers all of them at once, by the largest of their scores. ``0.9`` (any number
         between 0 and 1) covers at least that share of the outputs of a row at once.
@@ -63,36 +63,38 @@ class IntervalPredictor(RegressionPredictor):
         :class:`~ffcp.regression.ellipsoid.Ellipsoid` that
         follows their correlation, for point predictions. With ``missing``, ``"known"`` covers all
         known outputs of a row at once, and ``(0.9, "known")`` at least that share of them.
-    side
+    side : str, default="both"
         ``"both"``: the target is between the two ends with probability 1 - alpha. ``"lower"`` or
         ``"upper"``: it is above the lower, or below the upper end with that probability; the
         other end is infinite, or the end of the support. ``"each"``: it is below the lower end
         with probability alpha / 2 at most, and above the upper end likewise; each end has a
         threshold of its own, which suits skewed noise.
-    support
+    support : tuple of float or None, default=None
         The smallest and the largest value that targets can take, ``None`` where there is none:
         ``(0, None)``. Intervals are clipped to it, the prediction is not, and other targets are an
         error.
-    output_scales
+    output_scales : sequence of float or str, default="auto"
         The scale of each output, where they share a threshold (``joint=True`` or a share), so that
         intervals do not depend on the units of the outputs: one positive number per output;
         ``"auto"``, learned on calibration rows that then do not calibrate, unless
         :meth:`fit_output_scales` has learned them from other rows; or ``None``, no scaling. With
         one output, more than 4,096, or too few rows, ``"auto"`` is ``None``.
-    missing
+    missing : bool, default=False
         Whether NaN in ``y`` means a missing target. Each output is calibrated on the rows that
         have it; with ``joint=True`` or a share only complete rows calibrate. The guarantee then
         holds for all targets if they are missing completely at random. With ``joint="known"``
         every row with a known target calibrates, and the guarantee is about the known outputs of
         rows with the same missingness.
-    selection_fraction, selection_alpha, seed
+    selection_fraction : float, default=0.2
+    selection_alpha : float, default=0.1
+    seed : int, default=None
         Where something is to be selected: the share of the calibration rows that are used for it
         and do not calibrate, the level at which candidates are compared, and the seed of the
         division.
-    batch_size
+    batch_size : int, default=None
         Rows per pass over arrays; by default about 16 MB of input (2 MB of images), at most
         8,192 rows.
-    output
+    output : str, int or callable, default=None
         Which part of what the model returns is the prediction, if it returns a tuple, a dict or
         the like: a key (``"logits"``), an index, or a function of what it returns.
 
@@ -168,6 +170,13 @@ class IntervalPredictor(RegressionPredictor):
 
         Scales of outputs, their covariance, a bandwidth, the directions of a layer. Training rows
         may be used.
+
+        Parameters
+        ----------
+        x : array-like, frame, tuple or dict
+            Inputs, a row each.
+        y : array-like
+            Targets, a row each.
         """
         selection, is_ellipsoid = self._given[1].selection(), self.joint == ELLIPSOID
         if is_ellipsoid:
@@ -200,6 +209,13 @@ class IntervalPredictor(RegressionPredictor):
 
         Training rows may be used: only the ratios of the scales matter. Only for outputs that
         share a threshold, and scales that were not given.
+
+        Parameters
+        ----------
+        x : array-like, frame, tuple or dict
+            Inputs, a row each.
+        y : array-like
+            Targets, a row each.
         """
         given, calibration = self._given
         if has_own_thresholds(self.joint) or not isinstance(given, ScaledScore):

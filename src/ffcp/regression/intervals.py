@@ -50,7 +50,7 @@ class Interval(ShownAsText, _Interval):
         The ends of the intervals.
     prediction : Tensor
         The model's point prediction.
-    alpha : float, tuple of floats or None
+    alpha : float or tuple of float, default=None
         The miscoverage level, or the levels of the first dimension.
 
     Examples
@@ -129,6 +129,13 @@ class Interval(ShownAsText, _Interval):
     def contains(self, y: Any) -> Tensor:
         """Return which targets lie in their interval, in the shape of the ends; NaN lies in none.
 
+        Parameters
+        ----------
+        y : array-like
+            Targets, in the shape of the ends.
+
+        Examples
+        --------
         >>> interval = Interval(torch.zeros(2), torch.ones(2), torch.full((2,), 0.5))
         >>> interval.contains([0.5, 3.0])
         tensor([ True, False])
@@ -147,6 +154,13 @@ class Interval(ShownAsText, _Interval):
 
         If the range is known before calibrating, give ``support=`` to the predictor instead.
 
+        Parameters
+        ----------
+        low, high : float, default=None
+            Ends of the range; ``None`` where there is none.
+
+        Examples
+        --------
         >>> interval = Interval(torch.tensor([-1.0]), torch.tensor([1.0]), torch.tensor([0.0]))
         >>> interval.clip(0).lower
         tensor([0.])
@@ -162,6 +176,13 @@ class Interval(ShownAsText, _Interval):
 
         Columns are ``prediction``, ``lower`` and ``upper``; for several levels ``lower 0.1`` and so
         on. Several outputs add an outer level of columns, by number or by ``names``.
+
+        Parameters
+        ----------
+        index : array-like, default=None
+            Index of the frame.
+        names : sequence of str, default=None
+            Names of the outputs.
         """
         pandas = needed("pandas", "frames", "to_frame()")
         rows = len(self.prediction)
@@ -186,7 +207,17 @@ class Interval(ShownAsText, _Interval):
         ).rename_axis(columns=["output", "part"])
 
     def plot(self, x: Any = None, y: Any = None, **options: Any) -> Any:
-        """Draw intervals against a feature, or the prediction; see :func:`ffcp.plots.intervals`."""
+        """Draw intervals against a feature, or the prediction; see :func:`ffcp.plots.intervals`.
+
+        Parameters
+        ----------
+        x : array-like, default=None
+            One number per row; the prediction by default.
+        y : array-like, default=None
+            Targets, drawn as dots.
+        **options : dict
+            Further arguments of :func:`ffcp.plots.intervals`.
+        """
         return plots.intervals(self, x, y, **options)
 
 
@@ -395,12 +426,13 @@ class Quantiles(Described):
 
     Parameters
     ----------
-    lower, upper
+    lower : int, default=0
+    upper : int, default=1
         The places of the two ends in the last dimension.
-    median
+    median : int, default=None
         The place of the quantile that is the prediction; without it the prediction is the
         middle of the two ends.
-    of
+    of : int, default=None
         How many quantiles the last dimension holds; by default the largest place, plus one.
 
     Examples

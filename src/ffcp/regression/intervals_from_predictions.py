@@ -34,16 +34,16 @@ def intervals_from(
 
     Parameters
     ----------
-    prediction, y
+    prediction, y : array-like
         Predictions of a model for rows that did not train it, and their targets; of one output
         with the shape (n,) each.
-    new
+    new : array-like
         Predictions for the new rows.
-    alpha
+    alpha : float or sequence of float, default=None
         The miscoverage level, or a sequence of them; 0.1 by default.
-    confidence_level
+    confidence_level : float or sequence of float, default=None
         In place of ``alpha``: the coverage, 1 - alpha.
-    quantiles
+    quantiles : bool, default=False
         Whether predictions are two quantiles, lower and upper, in a last dimension of two.
 
     Returns

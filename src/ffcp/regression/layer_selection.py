@@ -128,11 +128,11 @@ class Candidate(Described):
 
     Attributes
     ----------
-    mean_length
+    mean_length : float
         The mean length of its intervals; with ``side="lower"`` or ``"upper"`` their mean reach,
         how far that limit lies beyond the prediction, negative on its other side; with ``"each"``
         half of the length.
-    rank_correlation
+    rank_correlation : float
         That of its scale and the residual: near 1 if the scale is large where errors are.
 
     Examples
@@ -151,16 +151,16 @@ class Choice(ShownAsTable, Described):
 
     Attributes
     ----------
-    feature
+    feature : str
         The chosen feature; ``"output"`` means plain CP.
-    candidates
+    candidates : dict
         For each candidate its mean interval length and the rank correlation between its scale and
         the residual (0 for plain CP, whose scale is constant).
-    rows
+    rows : int
         How many rows chose. They took no part in the calibration.
-    alpha
+    alpha : float
         The level at which lengths were compared.
-    side
+    side : str, default="both"
         Which side of intervals is promised; for one side reaches are compared, see
         :class:`ffcp.regression.layer_selection.Candidate`.
 
@@ -229,11 +229,11 @@ def choose(widths: Tensor, trials: Mapping[str, Trial], alpha: Any) -> Choice:
 
     Parameters
     ----------
-    widths
+    widths : Tensor
         Widths of the base intervals of these rows (0 for point predictions), shape (n, m).
-    trials
+    trials : dict
         Scores and scales under each candidate; plain CP, ``"output"``, must be among them.
-    alpha
+    alpha : float or sequence of float
         Level at which lengths are compared.
 
     Notes

@@ -11,11 +11,11 @@ def pinball_loss(quantiles: Tensor, y: Tensor, levels: tuple[float, ...] = (0.05
 
     Parameters
     ----------
-    quantiles
+    quantiles : Tensor
         Shape (..., k): the model's estimates of k quantiles of each target.
-    y
+    y : Tensor
         Targets of shape (...), or (..., 1).
-    levels
+    levels : tuple of float, default=(0.05, 0.95)
         The k levels, each in (0, 1).
 
     Examples

@@ -31,12 +31,12 @@ class CP(IntervalPredictor):
 
     Parameters
     ----------
-    model
+    model : nn.Module
         A trained network; forward returns one tensor with a row per input row.
-    calibration
+    calibration : Calibration, default=None
         How scores become thresholds, :class:`ffcp.calibrations.Marginal` by default;
         :class:`ffcp.calibrations.Weighted` under covariate shift.
-    **common
+    **common : dict
         ``joint``, ``side``, ``support``, ``missing``, ``selection_fraction``, ``selection_alpha``,
         ``seed``, ``batch_size`` and ``output``, as in :class:`ffcp.IntervalPredictor`.
 
@@ -74,13 +74,13 @@ class CQR(CP):
 
     Parameters
     ----------
-    model
+    model : nn.Module
         A trained network whose output has shape (n, 2), lower and upper quantile, or (n, m, 2)
         for m targets. See :func:`ffcp.pinball_loss`. Quantiles that cross are put in order.
-    calibration
+    calibration : Calibration, default=None
         How scores become thresholds, :class:`ffcp.calibrations.Marginal` by default;
         :class:`ffcp.calibrations.Weighted` under covariate shift.
-    **common
+    **common : dict
         ``joint``, ``side``, ``support``, ``missing``, ``selection_fraction``, ``selection_alpha``,
         ``seed``, ``batch_size`` and ``output``, as in :class:`ffcp.IntervalPredictor`.
 
@@ -132,25 +132,25 @@ class FFCP(AtLayer):
 
     Parameters
     ----------
-    model
+    model : nn.Module
         A trained network; forward returns one tensor with a row per input row.
-    feature
+    feature : str, nn.Module or list, default="auto"
         Where the gradient is taken: a dotted module name, a module, ``"input"``, ``"output"``
         (which is plain CP), ``"auto"``, or a list of candidates to select from.
         ``"auto"`` tries at most 8 layers spread over the depth, and plain CP.
-    norm
+    norm : float, default=2
         Norm of the gradient: 1, 2 or ``inf``.
-    floor
+    floor : float, default=1e-6
         Smallest scale, for gradients that vanish. A constant; it must not be estimated from
         the calibration data.
-    method
+    method : str, Sketch or Smooth, default="auto"
         How the gradients of many outputs are computed, see :func:`ffcp.gradient_norms`: ``"auto"``,
         ``"exact"``, ``"coloured"``, ``ffcp.scales.Sketch(probes)`` or ``ffcp.scales.Smooth(sigma,
         samples)``.
-    calibration
+    calibration : Calibration, default=None
         How scores become thresholds, :class:`ffcp.calibrations.Marginal` by default;
         :class:`ffcp.calibrations.Weighted` under covariate shift.
-    **common
+    **common : dict
         ``joint``, ``side``, ``support``, ``missing``, ``selection_fraction``, ``selection_alpha``,
         ``seed``, ``batch_size`` and ``output``, as in :class:`ffcp.IntervalPredictor`.
 
@@ -202,9 +202,14 @@ class FFCQR(FFCP):
 
     Parameters
     ----------
-    model
+    model : nn.Module
         A network whose forward returns the lower and the upper quantile, (n, 2).
-    feature, norm, floor, method, calibration, **common
+    feature : str, nn.Module or list, default="auto"
+    norm : float, default=2
+    floor : float, default=1e-6
+    method : str, Sketch or Smooth, default="auto"
+    calibration : Calibration, default=None
+    **common : dict
         As in :class:`FFCP`.
 
     Examples
@@ -271,9 +276,10 @@ class Localized(IntervalPredictor):
 
         Parameters
         ----------
-        x, y
+        x : array-like, frame, tuple, dict or loader
+        y : array-like
             Inputs and targets that will not calibrate, for example the training data.
-        planned
+        planned : int, default=None
             How many rows will calibrate; by default as many as are given here.
         """
         if self.localizer.bandwidth != AUTO:
@@ -289,17 +295,17 @@ class LCP(Localized):
 
     Parameters
     ----------
-    model
+    model : nn.Module
         A trained network; forward returns one tensor with a row per input row.
-    localizer
+    localizer : Localizer or str, default="nearest"
         An :class:`ffcp.kernels.Localizer`, or the name of a kernel, ``"nearest"``, ``"gaussian"``,
         ``"laplace"`` or ``"box"``, on the prediction with an automatic bandwidth.
-    guarantee
+    guarantee : str, default="marginal"
         ``"marginal"``: intervals cover with probability at least 1 - alpha; the same as
         ``"level"``, the recalibrated level (see :mod:`ffcp.conformal.local`). ``"random"`` has
         the same guarantee by randomisation (Hore and Barber, 2023). ``"none"`` is the plain
         localized quantile, which has no guarantee.
-    **common
+    **common : dict
         As in :class:`ffcp.IntervalPredictor`, but for ``missing``. An automatic bandwidth that
         :meth:`fit_localizer` has not selected is selected on ``selection_fraction`` of the rows,
         at most 2,000. ``seed`` is also that of guarantee ``"random"``; without it the operating
@@ -347,9 +353,11 @@ class LCQR(LCP):
 
     Parameters
     ----------
-    model
+    model : nn.Module
         A network whose forward returns the lower and the upper quantile, (n, 2).
-    localizer, guarantee, **common
+    localizer : Localizer or str, default="nearest"
+    guarantee : str, default="marginal"
+    **common : dict
         As in :class:`LCP`.
 
     Examples
@@ -373,12 +381,17 @@ class FFLCP(Localized, AtLayer):
 
     Parameters
     ----------
-    model, feature, norm, floor, method
+    model : nn.Module
+    feature : str, nn.Module or list, default="auto"
+    norm : float, default=2
+    floor : float, default=1e-6
+    method : str, Sketch or Smooth, default="auto"
         As in :class:`FFCP`.
-    localizer, guarantee
+    localizer : Localizer or str, default="nearest"
+    guarantee : str, default="marginal"
         As in :class:`LCP`; a localizer on ``"feature"`` measures distances at the layer whose
         gradient is taken.
-    **common
+    **common : dict
         As in :class:`ffcp.IntervalPredictor`, but for ``missing``. Feature and bandwidth are
         selected on the same rows.
 
@@ -421,11 +434,16 @@ class FFLCQR(FFLCP):
 
     Parameters
     ----------
-    model
+    model : nn.Module
         A network whose forward returns the lower and the upper quantile, (n, 2).
-    feature, norm, floor, method
+    feature : str, nn.Module or list, default="auto"
+    norm : float, default=2
+    floor : float, default=1e-6
+    method : str, Sketch or Smooth, default="auto"
         As in :class:`FFCP`.
-    localizer, guarantee, **common
+    localizer : Localizer or str, default="nearest"
+    guarantee : str, default="marginal"
+    **common : dict
         As in :class:`FFLCP`.
 
     Examples

@@ -122,6 +122,13 @@ class RegressionPredictor(Predictor):
         ``x`` may be a loader of pairs ``(x, y)``, passed alone. Scores have the shape of the
         calibration targets, or (n,) if outputs are covered jointly. With ``side="each"`` they have
         a last dimension of two, for the scores below and above.
+
+        Parameters
+        ----------
+        x : array-like, frame, tuple, dict or loader
+            Inputs, a row each; or a loader of pairs ``(x, y)``, passed alone.
+        y : array-like, default=None
+            Targets, unless ``x`` is a loader.
         """
         self.must_be_settled()
         buffer, shape = RowBuffer(None), torch.Size()
@@ -157,28 +164,28 @@ class RegressionPredictor(Predictor):
 
         Parameters
         ----------
-        x
+        x : array-like, frame, tuple, dict or loader
             Inputs, as the model takes them; or a loader of batches, whose intervals are returned
             together. A loader may yield pairs ``(x, y)``, of which x is used, if the model has one
             argument; a model of two arguments takes both as inputs, and an ambiguous pair is an
             error. A list is an input, never a loader.
-        alpha
+        alpha : float or sequence of float, default=None
             The miscoverage level, in (0, 1); 0.1 by default. Any value, without calibrating
             again. A sequence of levels adds a first dimension to ``lower`` and ``upper``, from
             one pass.
-        confidence_level
+        confidence_level : float or sequence of float, default=None
             In place of ``alpha``: the coverage, 1 - alpha. 0.9 is alpha = 0.1.
-        pac
+        pac : float, default=None
             PAC coverage: at least 1 - alpha for this calibration set, with this probability, for
             example 0.95. Without it the coverage is 1 - alpha on average over calibration sets.
             For :class:`ffcp.calibrations.Marginal` and :class:`ffcp.calibrations.Mondrian`, there
             in every group.
-        groups
+        groups : array-like, default=None
             The group of each row, if the calibration had groups.
-        first_row
+        first_row : int, default=None
             For randomised methods whose results must be reproducible: the number of the first
             row of ``x`` in the job. By default random numbers continue from call to call.
-        weights
+        weights : array-like, default=None
             The weight of each row, for ``ffcp.calibrations.Weighted("given")``.
 
         Returns
@@ -234,9 +241,10 @@ class RegressionPredictor(Predictor):
 
         Parameters
         ----------
-        x, groups
+        x : array-like, frame, tuple, dict or loader
+        groups : array-like, default=None
             As in :meth:`predict_interval`.
-        first_row
+        first_row : int, default=None
             For reproducible random numbers, as in :meth:`predict_interval`.
 
         Returns

@@ -48,15 +48,37 @@ class IntervalScore(Score):
     side: str = BOTH
 
     def prediction(self, output: Tensor) -> Tensor:
-        """Return the point prediction, in the shape of the target."""
+        """Return the point prediction, in the shape of the target.
+
+        Parameters
+        ----------
+        output : Tensor
+            What the model returned.
+        """
         return output
 
     def target(self, out: BatchOutput, y: Tensor) -> Tensor:
-        """Return targets as (n, m)."""
+        """Return targets as (n, m).
+
+        Parameters
+        ----------
+        out : BatchOutput
+            Output of the model for a batch.
+        y : Tensor
+            Targets, as given.
+        """
         return columns(arrays.target_like(y, self.prediction(out.output)))
 
     def region(self, out: BatchOutput, q: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the ends (levels, n, m) at thresholds (levels, n or 1, columns of the scores)."""
+        """Return the ends (levels, n, m) at thresholds (levels, n or 1, columns of the scores).
+
+        Parameters
+        ----------
+        out : BatchOutput
+            Output of the model for a batch.
+        q : Tensor
+            Thresholds, (levels, n or 1, columns of the scores).
+        """
         raise NotImplementedError
 
 

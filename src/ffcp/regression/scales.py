@@ -67,16 +67,16 @@ class GradientNorm(Described):
 
     Parameters
     ----------
-    feature
+    feature : str or sequence of str, default="auto"
         Where the gradient is taken: a dotted module name, ``"input"``, ``"output"`` (scale 1),
         ``"auto"``, or a list of names to select from. ``"auto"`` tries at most 8 layers spread
         over the depth, and plain CP.
-    norm
+    norm : float, default=2
         1, 2 or ``inf``.
-    floor
+    floor : float, default=1e-6
         Smallest scale, for gradients that vanish. A constant; it must not be estimated from the
         calibration data.
-    method
+    method : str, Sketch or Smooth, default="auto"
         How the gradients of many outputs are taken, see :func:`ffcp.gradient_norms`.
 
     Examples
@@ -139,11 +139,11 @@ class FunctionScale(Described):
 
     Parameters
     ----------
-    function
+    function : callable
         From :class:`ffcp.BatchOutput` to one positive number per row, (n,), or per output.
-    norms, values
+    norms, values : sequence of str, default=()
         Layers whose gradient norms or values it uses.
-    name
+    name : str, default=None
         Its name in saved settings; by default that of the function.
 
     Examples

@@ -31,7 +31,7 @@ class Controlled(NamedTuple):
 
     Attributes
     ----------
-    sets
+    sets : LabelSet or array-like
         The return value of the function ``sets``.
     level : Tensor
         The level of each row, (n,).
@@ -87,7 +87,9 @@ class RiskControl(Predictor):
         With ``pac``: ``"fixed_sequence"`` tests one level after another until one fails, in an
         order determined on calibration rows that are set aside and not tested; ``"bonferroni"``
         tests each level at (1 - pac) / levels with all rows.
-    selection_fraction, seed, batch_size, output
+    selection_fraction : float, default=0.2
+    seed, batch_size : int, default=None
+    output : str, int or callable, default=None
         As in :class:`ffcp.SetPredictor`.
 
     Notes
@@ -293,6 +295,13 @@ class RiskControl(Predictor):
         """Return the losses of rows at every level.
 
         With one loss (n, levels), with several (n, losses, levels).
+
+        Parameters
+        ----------
+        x : array-like, frame, tuple, dict or loader
+            Inputs, a row each; or a loader of pairs ``(x, y)``, passed alone.
+        y : array-like, default=None
+            Targets, unless ``x`` is a loader.
         """
         score = self._state.score
         parts = [score.score(out, part) for out, part in self.targeted(x, y)]

@@ -215,6 +215,13 @@ class PixelSets(Predictor):
 
         ``x`` may be a loader of pairs ``(x, y)``, passed without ``y``. NaN where the label is the
         ignored one. Not rounded to the grid.
+
+        Parameters
+        ----------
+        x : array-like, frame, tuple, dict or loader
+            Inputs, a row each; or a loader of pairs ``(images, labels)``, passed alone.
+        y : array-like, default=None
+            Label maps, unless ``x`` is a loader.
         """
         buffer, own = RowBuffer(None), self._state.score
         for out, part in self.targeted(x, y):

@@ -61,7 +61,15 @@ class PixelSet:
         return self.size.double().mean(dim=(1, 2))
 
     def coverage(self, labels: Any, ignore: int | None = None) -> Tensor:
-        """Return the share of each image's labelled pixels whose label is in the set."""
+        """Return the share of each image's labelled pixels whose label is in the set.
+
+        Parameters
+        ----------
+        labels : array-like
+            Label maps, (n, height, width).
+        ignore : int, default=None
+            A label whose pixels do not count.
+        """
         return pixel_coverage(self.mask, labels, ignore)
 
 

@@ -16,6 +16,13 @@ SMALLEST = 0.01  # the smallest probability in targets
 def double_log(p: Tensor | float) -> Tensor:
     """Return log(-log p), which maps probabilities to the whole line and decreases in p.
 
+    Parameters
+    ----------
+    p : Tensor or float
+        Probabilities, between 0 and 1.
+
+    Examples
+    --------
     >>> double_log(torch.tensor([0.99, 0.5, 0.01]))
     tensor([-4.6002, -0.3665,  1.5272])
     """

@@ -209,7 +209,15 @@ class ConformalRegressor(RegressorMixin, _Conformal):  # type: ignore[misc]
     """
 
     def fit(self, X: Any, y: Any, **unknown: Any) -> ConformalRegressor:
-        """Fit the estimator on a part of the rows, and calibrate on the others."""
+        """Fit the estimator on a part of the rows, and calibrate on the others.
+
+        Parameters
+        ----------
+        X : array-like or DataFrame
+            Rows, of which a part calibrates.
+        y : array-like
+            Targets.
+        """
         self._check_before_fit(unknown)
         x, target = self._read(X, y, numeric=True)
         train, held = self._parts(len(target))
@@ -230,7 +238,13 @@ class ConformalRegressor(RegressorMixin, _Conformal):  # type: ignore[misc]
         return self
 
     def predict(self, X: Any) -> Array:
-        """Return the estimator's predictions."""
+        """Return the estimator's predictions.
+
+        Parameters
+        ----------
+        X : array-like or DataFrame
+            Rows to predict.
+        """
         x = self._x(X)
         return self.source_.outputs(x).reshape(row_count(x))
 
@@ -240,6 +254,15 @@ class ConformalRegressor(RegressorMixin, _Conformal):  # type: ignore[misc]
         """Return intervals, shape (n, 2): lower and upper ends.
 
         For several levels, ``alpha=[0.1, 0.2]``, the :class:`ffcp.Interval` of the predictor.
+
+        Parameters
+        ----------
+        X : array-like or DataFrame
+            Rows to predict.
+        alpha : float or sequence of float, default=None
+            Miscoverage level; that of the estimator by default.
+        confidence_level : float or sequence of float, default=None
+            1 - alpha, in place of ``alpha``.
         """
         x, level = self._x(X), self._level(alpha, confidence_level, **unknown)
         interval = self.predictor_.predict_interval(self.source_.inputs(x), level)
@@ -262,7 +285,9 @@ class ConformalClassifier(ClassifierMixin, _Conformal):  # type: ignore[misc]
         As in :class:`ConformalRegressor`; a classifier with ``predict_proba``, or a network that
         returns logits in the order of the sorted classes. A trained network may name its classes,
         in the order of its outputs, by an attribute ``classes_``.
-    alpha, confidence_level, calibration_size, random_state
+    alpha, confidence_level : float, default=None
+    calibration_size : float, default=0.25
+    random_state : int, RandomState or None, default=None
         As in :class:`ConformalRegressor`.
     method : str or callable, default="auto"
         ``"auto"`` selects that of LAC, APS and RAPS with the smallest sets, on rows that are not
@@ -286,7 +311,15 @@ class ConformalClassifier(ClassifierMixin, _Conformal):  # type: ignore[misc]
     """
 
     def fit(self, X: Any, y: Any, **unknown: Any) -> ConformalClassifier:
-        """Fit the estimator on a part of the rows, and calibrate on the others."""
+        """Fit the estimator on a part of the rows, and calibrate on the others.
+
+        Parameters
+        ----------
+        X : array-like or DataFrame
+            Rows, of which a part calibrates.
+        y : array-like
+            Labels.
+        """
         self._check_before_fit(unknown)
         x, labels = self._read(X, y, numeric=False)
         check_classification_targets(labels)
@@ -313,13 +346,25 @@ class ConformalClassifier(ClassifierMixin, _Conformal):  # type: ignore[misc]
         return self
 
     def predict(self, X: Any) -> Array:
-        """Return the most probable class of each row."""
+        """Return the most probable class of each row.
+
+        Parameters
+        ----------
+        X : array-like or DataFrame
+            Rows to predict.
+        """
         best = self.predict_proba(X).argmax(axis=1)
         labels: Array = self.classes_[best]
         return labels
 
     def predict_proba(self, X: Any) -> Array:
-        """Return the probabilities of all classes, in the order of ``classes_``."""
+        """Return the probabilities of all classes, in the order of ``classes_``.
+
+        Parameters
+        ----------
+        X : array-like or DataFrame
+            Rows to predict.
+        """
         x = self._x(X)
         return torch.from_numpy(self.source_.outputs(x)).softmax(dim=1).numpy()
 
@@ -329,6 +374,15 @@ class ConformalClassifier(ClassifierMixin, _Conformal):  # type: ignore[misc]
         """Return a mask of the classes in the set of each row, shape (n, K + 1).
 
         The last column is "another label", one that is not in ``classes_``.
+
+        Parameters
+        ----------
+        X : array-like or DataFrame
+            Rows to predict.
+        alpha : float or sequence of float, default=None
+            Miscoverage level; that of the estimator by default.
+        confidence_level : float or sequence of float, default=None
+            1 - alpha, in place of ``alpha``.
         """
         x, level = self._x(X), self._level(alpha, confidence_level, **unknown)
         sets = self.predictor_.predict_set(self.source_.inputs(x), level)

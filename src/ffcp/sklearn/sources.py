@@ -112,7 +112,8 @@ def source(estimator: Any, x: Any, y: Array, classes: Array | None, seed: int) -
     estimator : estimator, nn.Module or callable
         A trained network, a skorch network, a function from a number of inputs to a network, or
         any estimator of scikit-learn, which is passed X unchanged.
-    x, y
+    x : array-like, frame, tuple, dict or loader
+    y : array
         The training rows, ``y`` as class numbers; for a fitted estimator the calibration rows.
     """
     classify = classes is not None

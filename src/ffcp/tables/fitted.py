@@ -96,6 +96,19 @@ class FittedTable:
 
     ``about`` describes the fit and its test results, ``columns`` the columns as each network
     encodes them (folds learn their own).
+
+    Parameters
+    ----------
+    about : About
+        The fit and its test results.
+    columns : list of Columns
+        The columns as each network encodes them; folds learn their own.
+    networks : list of nn.Module
+        One network, or one for each fold.
+    predictor : Predictor or CrossConformal
+        The calibrated predictor.
+    row_hashes : Tensor
+        Hashes of the rows of the fit.
     """
 
     def __init__(
@@ -227,6 +240,17 @@ class FittedTable:
         """Predict a table that may be larger than memory into a new file, in parts.
 
         Yields every part when it is written; the file appears when all of them are.
+
+        Parameters
+        ----------
+        table : str or Path
+            The table to predict.
+        out : str or Path
+            The file to write.
+        alpha : float, default=None
+            Miscoverage level; that of the fit by default.
+        rows : int, default=CHUNK
+            Rows per part.
         """
         folders.must_be_outside(out)
         with table_io.writer(out) as add:
@@ -342,7 +366,15 @@ class FittedTable:
         return monitor.update(x[rows], self._in_units(target)[rows], groups=of_each)
 
     def still_covers(self, measured: Measured, alpha: Any = None) -> float:
-        """Return the probability of coverage this low without drift: a p-value."""
+        """Return the probability of coverage this low without drift: a p-value.
+
+        Parameters
+        ----------
+        measured : Measured
+            The result of :meth:`check`.
+        alpha : float, default=None
+            Miscoverage level; that of the fit by default.
+        """
         alpha = self._level(alpha)
         hits = round(measured.coverage * measured.rows)
         if self.about.folds:  # no exact distribution: test against the guaranteed coverage
@@ -363,7 +395,15 @@ class FittedTable:
     # -- files ------------------------------------------------------------------------------
 
     def save(self, folder: str | Path, *, force: bool = False) -> Path:
-        """Write the fit to a folder, see :mod:`ffcp.tables.folder`, and return its path."""
+        """Write the fit to a folder, see :mod:`ffcp.tables.folder`, and return its path.
+
+        Parameters
+        ----------
+        folder : str or Path
+            The folder to write.
+        force : bool, default=False
+            Whether a fit in this folder is replaced.
+        """
         return folders.save(self, folder, force=force)
 
 

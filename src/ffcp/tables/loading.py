@@ -26,6 +26,11 @@ _REPLACED = 5  # retries if the fit is replaced while it is read
 def load(folder: str | Path) -> FittedTable:
     """Return the fit in a folder; raise TableError if it is damaged or something else.
 
+    Parameters
+    ----------
+    folder : str or Path
+        The folder that ``ffcp fit`` or :meth:`FittedTable.save` wrote.
+
     Examples
     --------
     >>> load("nowhere.ffcp")

@@ -26,9 +26,9 @@ class Sketch(Described):
 
     Parameters
     ----------
-    probes
+    probes : int, default=32
         How many.
-    seed
+    seed : int, default=0
         Of the signs.
 
     Examples
@@ -62,14 +62,14 @@ class Smooth(Described):
 
     Parameters
     ----------
-    sigma
+    sigma : float
         Standard deviation of the noise, in units of the feature. A constant: it must not be
         estimated from the calibration data.
-    samples
+    samples : int, default=8
         How many perturbed features; each costs a pass through the model.
-    seed
+    seed : int, default=0
         Of the noise.
-    method
+    method : str or Sketch, default="auto"
         How the norms of each pass are taken: ``"auto"``, ``"exact"``, ``"coloured"`` or a
         :class:`Sketch`.
 

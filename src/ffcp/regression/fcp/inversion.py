@@ -60,16 +60,17 @@ def descend(
 
     Parameters
     ----------
-    head
+    head : Head
         Maps features (n, ...) to one output per row, (n,), or to several, (n, m).
-    v, y
+    v, y : Tensor
         Features and targets of n rows; several outputs are inverted together. NaN is an unknown
         target.
-    steps
+    steps : sequence of int
         Numbers of steps, in increasing order.
-    lr, optimizer
+    lr : float
+    optimizer : str, default="sgd"
         Step size, and ``"sgd"`` or ``"adam"``.
-    norm
+    norm : float, default=math.inf
         ``inf`` or 2.
 
     Returns
@@ -117,11 +118,13 @@ def exact_distance(
 
     Parameters
     ----------
-    head, v, y, norm
+    head : Head
+    v, y : Tensor
+    norm : float, default=math.inf
         As in :func:`descend`.
-    max_steps
+    max_steps : int, default=100
         Newton steps before a row is given up.
-    tolerance
+    tolerance : float, default=1e-6
         How precisely the crossing is located. The guarantee does not depend on it.
 
     Examples

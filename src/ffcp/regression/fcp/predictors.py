@@ -38,27 +38,29 @@ class FCP(RegressionPredictor):
 
     Parameters
     ----------
-    model
+    model : nn.Module
         A trained network with one input tensor.
-    feature
+    feature : str or nn.Module
         Where to cut: a dotted module name, a module, or ``"input"``. Nothing but the feature may
         pass the cut.
-    norm
+    norm : float, default=math.inf
         Norm of the ball: ``inf`` (as in the paper) or 2.
-    bound
+    bound : str, default="ibp"
         ``"ibp"`` (as in the paper) or ``"crown"``, which is tighter and slower.
-    invert
+    invert : str, default="descent"
         ``"descent"``, as in the paper: gradient descent, stopped after ``steps`` steps.
         ``"exact"``: until the head provably takes the value y within the distance.
-    steps, lr, optimizer
+    steps : int, default=None
+    lr : float, default=0.01
+    optimizer : str, default="sgd"
         Of the descent. ``steps=None`` chooses the number on a part of the calibration data that
         is then left out of the scores; ``optimizer`` is ``"sgd"`` or ``"adam"``.
-    head
+    head : nn.Module, default=None
         The module from feature to output, if it cannot be read out of the model.
-    calibration
+    calibration : Calibration, default=None
         How scores become thresholds, :class:`ffcp.calibrations.Marginal` by default;
         :class:`ffcp.calibrations.Weighted` under covariate shift.
-    **common
+    **common : dict
         As in :class:`ffcp.IntervalPredictor`; ``side`` can only be ``"both"``. With several outputs
         ``joint=False`` inverts each on its own and gives it a threshold, so that each is covered
         with probability 1 - alpha; ``"bonferroni"`` does so at alpha / m and covers all at once.
@@ -178,6 +180,17 @@ class FCP(RegressionPredictor):
         The published code reports it beside the length of the *output* interval, though it
         describes another object: with an inversion stopped early, a row can be covered here and
         missed by its interval. Compare with ``metrics.coverage`` of the interval.
+
+        Parameters
+        ----------
+        x : array-like, frame, tuple or dict
+            Inputs, a row each.
+        y : array-like
+            Targets, a row each.
+        alpha : float or sequence of float, default=None
+            Miscoverage level, 0.1 by default.
+        confidence_level : float, default=None
+            1 - alpha, in place of ``alpha``.
         """
         requested = requested_alpha(alpha, confidence_level, unknown)
         exact = self.alpha_of_each(requested, self.calibration.scores.shape[1])
@@ -219,10 +232,19 @@ class FCQR(FCP):
 
     Parameters
     ----------
-    model
+    model : nn.Module
         A network whose forward returns the lower and the upper quantile, (n, 2). Quantiles that
         cross are put in order.
-    feature, norm, bound, invert, steps, lr, optimizer, head, calibration, **common
+    feature : str or nn.Module
+    norm : float, default=math.inf
+    bound : str, default="ibp"
+    invert : str, default="descent"
+    steps : int, default=None
+    lr : float, default=0.01
+    optimizer : str, default="sgd"
+    head : nn.Module, default=None
+    calibration : Calibration, default=None
+    **common : dict
         As in :class:`FCP`.
 
     Examples
