@@ -222,15 +222,15 @@ def intervals() -> None:
         }),
     ]  # fmt: skip
     report = table(
-        f"Ends of {NEW} intervals, {N} rows", "method", "who", "largest difference", "why"
+        f"Ends of {NEW} intervals, {N} rows", "method", "library", "largest difference", "why"
     )
     for name, interval, peers in rows:
-        for who, ask in peers.items():
-            other = asked(report, name, who, ask)
+        for library, ask in peers.items():
+            other = asked(report, name, library, ask)
             if other is not None:
                 largest = float(np.abs(other - interval).max())
                 report.add_row(
-                    name, who, f"{largest:.1g}", "" if largest < 1e-9 else WHY[name, who]
+                    name, library, f"{largest:.1g}", "" if largest < 1e-9 else WHY[name, library]
                 )
     show(report)
 
@@ -249,7 +249,7 @@ WHY = {
 }  # shown only if there is a difference
 
 
-def asked(report: Any, name: str, who: str, ask: Peer) -> Array | None:
+def asked(report: Any, name: str, library: str, ask: Peer) -> Array | None:
     """Return the result of a library; report in the table if it is missing or fails."""
     try:
         with warnings.catch_warnings():
@@ -257,10 +257,13 @@ def asked(report: Any, name: str, who: str, ask: Peer) -> Array | None:
             return ask()
     except ImportError as error:
         report.add_row(
-            name, who, "", f"not installed ({error}): see the docstring of benchmarks/oracles.py"
+            name,
+            library,
+            "",
+            f"not installed ({error}): see the docstring of benchmarks/oracles.py",
         )
     except Exception as error:  # any error of another library is reported
-        report.add_row(name, who, "", f"fails: {type(error).__name__}: {error}"[:90])
+        report.add_row(name, library, "", f"fails: {type(error).__name__}: {error}"[:90])
     return None
 
 
@@ -337,7 +340,7 @@ def covered(mask: Array, new: Data) -> float:
 def sets(title: str, spread: float, hotter: float) -> None:
     cal, new = classification(spread, hotter)
     report = table(
-        title, "method", "who", "mean size", "coverage", "labels that differ", "why, if they do"
+        title, "method", "library", "mean size", "coverage", "labels that differ", "why, if they do"
     )
     all_rules: dict[str, rules.Rule] = {
         "lac": rules.Threshold(),
@@ -365,15 +368,19 @@ def sets(title: str, spread: float, hotter: float) -> None:
         what = f"{kind.upper()}, whole weights" if kind != "lac" else "LAC"
         if kind != "lac":
             report.add_row(what, "ffcp", f"{ours.sum(1).mean():.2f}", f"{covered(ours, new):.3f}")
-        for who, ask in (("MAPIE", mapie_sets), ("puncc", puncc_sets), ("TorchCP", torchcp_sets)):
-            if (kind, who) == ("raps", "MAPIE"):
+        for library, ask in (
+            ("MAPIE", mapie_sets),
+            ("puncc", puncc_sets),
+            ("TorchCP", torchcp_sets),
+        ):
+            if (kind, library) == ("raps", "MAPIE"):
                 continue  # it always tunes settings of its own
-            other = asked(report, what, who, lambda a=ask, k=kind: a(k, cal, new))  # type: ignore[misc]
+            other = asked(report, what, library, lambda a=ask, k=kind: a(k, cal, new))  # type: ignore[misc]
             if other is not None:
                 report.add_row(
-                    what, who, f"{other.sum(1).mean():.2f}", f"{covered(other, new):.3f}",
+                    what, library, f"{other.sum(1).mean():.2f}", f"{covered(other, new):.3f}",
                     f"{int((other != ours).sum())} of {ours.size}",
-                    OTHERWISE.get((kind, who), "") if (other != ours).any() else "",
+                    OTHERWISE.get((kind, library), "") if (other != ours).any() else "",
                 )  # fmt: skip
     show(report)
 
@@ -384,7 +391,7 @@ def sets(title: str, spread: float, hotter: float) -> None:
 def few() -> None:
     cal, new = regression()
     cal = cal.part(slice(0, 5))  # alpha = 0.1 needs 9
-    report = table("5 rows at alpha = 0.1: no finite interval is valid", "who", "mean length")
+    report = table("5 rows at alpha = 0.1: no finite interval is valid", "library", "mean length")
     ours = ends(ffcp.CP(Columns(0)).calibrate(cal.x, cal.y).predict_interval(new.x, ALPHA))
     report.add_row("ffcp", f"{(ours[:, 1] - ours[:, 0]).mean():.3g}")
     peers: dict[str, Peer] = {
@@ -393,16 +400,16 @@ def few() -> None:
         "puncc": lambda: puncc("CP", cal, new),
         "TorchCP": lambda: torchcp("CP", cal, new),
     }
-    for who, ask in peers.items():
+    for library, ask in peers.items():
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 other = ask()
-            report.add_row(who, f"{(other[:, 1] - other[:, 0]).mean():.3g}")
+            report.add_row(library, f"{(other[:, 1] - other[:, 0]).mean():.3g}")
         except ImportError:
-            report.add_row(who, "not installed: see the docstring of benchmarks/oracles.py")
+            report.add_row(library, "not installed: see the docstring of benchmarks/oracles.py")
         except Exception as error:  # any error of another library is reported
-            report.add_row(who, f"refuses: {type(error).__name__}: {error}"[:80])
+            report.add_row(library, f"refuses: {type(error).__name__}: {error}"[:80])
     show(report)
 
 
@@ -410,16 +417,16 @@ def metrics() -> None:
     cal, new = regression()
     interval = ffcp.CP(Columns(0)).calibrate(cal.x, cal.y).predict_interval(new.x, ALPHA)
     array = ends(interval)
-    report = table("Metrics of the intervals of CP", "what", "ffcp", "who", "theirs")
+    report = table("Metrics of the intervals of CP", "what", "ffcp", "library", "theirs")
 
-    def compared(what: str, ours: float, who: str, ask: Callable[[], Any]) -> None:
+    def compared(what: str, ours: float, library: str, ask: Callable[[], Any]) -> None:
         try:
-            report.add_row(what, f"{ours:.6f}", who, f"{float(np.ravel(ask())[0]):.6f}")
+            report.add_row(what, f"{ours:.6f}", library, f"{float(np.ravel(ask())[0]):.6f}")
         except ImportError:
             report.add_row(
                 what,
                 f"{ours:.6f}",
-                who,
+                library,
                 "not installed: see the docstring of benchmarks/oracles.py",
             )
 
@@ -457,21 +464,23 @@ def in_folds(x: Array, y: Array, folds: Array) -> ffcp.CrossConformal:
 
 def more() -> None:
     """Compare cross-conformal intervals and probabilities."""
-    report = table("Intervals from five folds, and Venn-Abers", "what", "who", "largest difference")
+    report = table(
+        "Intervals from five folds, and Venn-Abers", "what", "library", "largest difference"
+    )
     random = np.random.default_rng(0)
     x = random.normal(size=(N, 3))
     y, new = x.sum(axis=1) + random.normal(size=N), random.normal(size=(NEW, 3))
     logits = x.sum(axis=1)
     labels = (random.random(N) < 1 / (1 + np.exp(-logits))).astype(int)
 
-    def cross(who: str) -> float:
+    def cross(library: str) -> float:
         selection = module("sklearn.model_selection")
         least_squares = module("sklearn.linear_model").LinearRegression(fit_intercept=False)
         divided = selection.KFold(5, shuffle=True, random_state=0)
         folds = np.empty(N, dtype=int)
         for number, (_, rows) in enumerate(divided.split(x)):
             folds[rows] = number
-        if who == "MAPIE":
+        if library == "MAPIE":
             peer = module("mapie.regression").CrossConformalRegressor(
                 least_squares, confidence_level=1 - ALPHA, method="plus", cv=divided
             )
@@ -497,11 +506,13 @@ def more() -> None:
         ("CV+", "puncc"): lambda: cross("puncc"),
         ("Venn-Abers", "venn-abers"): venn,
     }
-    for (what, who), ask in asked.items():
+    for (what, library), ask in asked.items():
         try:
-            report.add_row(what, who, f"{ask():.0e}")
+            report.add_row(what, library, f"{ask():.0e}")
         except ImportError:
-            report.add_row(what, who, "not installed: see the docstring of benchmarks/oracles.py")
+            report.add_row(
+                what, library, "not installed: see the docstring of benchmarks/oracles.py"
+            )
     show(report)
 
 

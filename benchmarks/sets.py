@@ -177,7 +177,9 @@ def peers(rounds: int = 2) -> None:
     data = logits_and_labels(CALIBRATION, seed=1)
     logits, _ = logits_and_labels(PEER_ROWS)
     ours = METHODS["RAPS"]().calibrate(*data)
-    report = table(f"RAPS of {PEER_ROWS:,} rows x {CLASSES:,} classes", "who", "ms", "of ours", "")
+    report = table(
+        f"RAPS of {PEER_ROWS:,} rows x {CLASSES:,} classes", "library", "ms", "of ours", ""
+    )
     for name, prepare in (("TorchCP", torchcp_raps), ("MAPIE", mapie_raps)):
         try:
             with warnings.catch_warnings():
@@ -195,8 +197,8 @@ def peers(rounds: int = 2) -> None:
         )
         ratio = times["peer"] / times["ours"]
         report.add_row("ffcp", f"{times['ours'] * 1e3:.0f}")
-        said = "at least 3 times" if ratio >= 3 else "LESS than 3 times"
-        report.add_row(name, f"{times['peer'] * 1e3:.0f}", f"{ratio:.1f}", said)
+        verdict = "at least 3 times" if ratio >= 3 else "LESS than 3 times"
+        report.add_row(name, f"{times['peer'] * 1e3:.0f}", f"{ratio:.1f}", verdict)
     show(report)
 
 

@@ -24,15 +24,15 @@ class Described:
         return {f.name: getattr(self, f.name) for f in fields(self)} if is_dataclass(self) else {}
 
 
-def name_of(thing: Any) -> str:
+def name_of(value: Any) -> str:
     """Return the name by which a file refers to an object of the user's.
 
     >>> name_of(len), name_of(3 + 1j)
     ('function len', 'complex')
     """
-    if hasattr(thing, "__qualname__") and callable(thing):
-        return f"function {thing.__qualname__}"
-    return str(getattr(thing, "name", type(thing).__qualname__))
+    if hasattr(value, "__qualname__") and callable(value):
+        return f"function {value.__qualname__}"
+    return str(getattr(value, "name", type(value).__qualname__))
 
 
 def describe(value: Any, model: nn.Module | None = None) -> Any:
@@ -75,9 +75,9 @@ def build(described: Any, model: nn.Module | None = None, own: Sequence[Any] = (
     if _LAYER in described and model is not None:
         return model.get_submodule(described[_LAYER])
     if _OWN in described:
-        for thing in own:
-            if describe(thing, model) == described:
-                return thing
+        for value in own:
+            if describe(value, model) == described:
+                return value
         raise ValueError(f"{shown(described)} is not in the file: give it again")
     kind = class_named(described.get(_KIND))
     config = {n: build(value, model, own) for n, value in described.items() if n != _KIND}

@@ -143,9 +143,9 @@ class Persistent(ShownAsText, Stateful, Described):
 
     def restored(self: Self, own: Mapping[str, Tensor], strict: bool = True) -> Self:
         """Return this predictor with the calibration of a :meth:`state`, once all is checked."""
-        strange = [n for n in own if n != "_extra_state" and not n.startswith(_PARTS)]
-        if strict and strange:
-            raise ValueError(f"it does not fit a {type(self).__name__}: {', '.join(strange)}")
+        unexpected = [n for n in own if n != "_extra_state" and not n.startswith(_PARTS)]
+        if strict and unexpected:
+            raise ValueError(f"it does not fit a {type(self).__name__}: {', '.join(unexpected)}")
         if "_extra_state" not in own:
             raise ValueError("its description is missing")
         tensors = {name: tensor for name, tensor in own.items() if name.startswith(_PARTS)}
@@ -268,7 +268,7 @@ class Persistent(ShownAsText, Stateful, Described):
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Return model and calibration, as they are at one moment; see torch's own."""
-        self._hold_owner_apart()
+        self._detach_owner()
         return nn.Module.state_dict(self.snapshot(), *args, **kwargs)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
@@ -278,7 +278,7 @@ class Persistent(ShownAsText, Stateful, Described):
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, metadata: Any, strict: bool, *others: Any
     ) -> None:
-        self._hold_owner_apart()
+        self._detach_owner()
         own = with_prefix(prefix, state_dict)
         own = {name: tensor for name, tensor in own.items() if not name.startswith("model.")}
         if own:  # otherwise it holds a model alone, and the calibration stays
@@ -306,7 +306,7 @@ class Persistent(ShownAsText, Stateful, Described):
 
     # -- as an attribute of the model -------------------------------------------------------
 
-    def _hold_owner_apart(self) -> None:
+    def _detach_owner(self) -> None:
         """Remove the model from torch's tree of modules, if this predictor is a part of the model.
 
         A LightningModule may hold its predictor as an attribute: in a cycle, ``.to()`` and
@@ -319,7 +319,7 @@ class Persistent(ShownAsText, Stateful, Described):
 
     def named_children(self) -> Iterator[tuple[str, nn.Module]]:
         """Yield the model, unless this predictor is a part of it."""
-        self._hold_owner_apart()  # before .to(), train() and others go through them
+        self._detach_owner()  # before .to(), train() and others go through them
         yield from super().named_children()
 
     def __repr__(self) -> str:

@@ -323,7 +323,7 @@ class Predictor(Persistent):
     ) -> Iterator[Batch]:
         """Yield the data in batches for the model; ``step`` counts the rows that are done."""
         is_plain, row = groups is None and weights is None, 0
-        beside = None if is_plain else inputs.BesideRows(groups, weights)
+        given = None if is_plain else inputs.GroupsAndWeights(groups, weights)
         read = inputs.Reader(self.model, self._state.layout) if read is None else read
         for whole, target in inputs.pairs(x, y, read, self.read_target, call):
             start = 0
@@ -332,14 +332,14 @@ class Predictor(Persistent):
                 part = target[start : start + count]
                 self.check_target(part, row)
                 own: tuple[Any, Any] = (None, None)
-                own = own if beside is None else beside.of(batch, row, count)
+                own = own if given is None else given.of(batch, row, count)
                 columns = read.layout.get("x", {}).get("columns")
                 yield Batch(batch, part, row, own[0], own[1], columns)
                 if step is not None:
                     step(count)
                 start, row = start + count, row + count
-        if beside is not None:
-            beside.check(row)
+        if given is not None:
+            given.check(row)
 
     def rows_at_once(self, x: Any) -> int | None:
         """Return the batch size for an input; ``None`` for the default."""
@@ -369,15 +369,15 @@ class Predictor(Persistent):
         draws = None
         if calibration.traits.random:
             draws = Draws(self._stream.entropy(pinned=first_row is not None), _LOOK_UP)
-        beside = None
+        given = None
         if groups is not None or weights is not None:
-            beside = inputs.BesideRows(groups, weights)
-            beside.check(x.count)
+            given = inputs.GroupsAndWeights(groups, weights)
+            given.check(x.count)
         requires, columns = self._state.requires, self._state.layout.get("x", {}).get("columns")
         for batch in x:
             own: tuple[Any, Any] = (None, None)
-            if beside is not None:
-                own = beside.of(batch, row, inputs.row_count(batch))
+            if given is not None:
+                own = given.of(batch, row, inputs.row_count(batch))
             out = forward.see(self.model, batch, requires, row, *own, columns, self._weights)
             metadata, first = calibration.metadata(out), 0
             if draws is not None or self.draws or first_row is not None:
@@ -386,8 +386,8 @@ class Predictor(Persistent):
                 metadata["row"] = torch.arange(first, first + len(out.output))
             yield out, metadata, draws, first
             row += len(out.rows)
-        if beside is not None:
-            beside.check(row)
+        if given is not None:
+            given.check(row)
 
     def targeted(self, x: Any, y: Any) -> Iterator[tuple[BatchOutput, Tensor]]:
         """Run the model on rows whose targets are known, or on a loader of pairs."""

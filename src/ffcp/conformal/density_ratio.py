@@ -58,8 +58,8 @@ def learned(old: Tensor, new: Tensor, clip: float) -> tuple[tuple[float, ...], S
 
     >>> generator = torch.Generator().manual_seed(0)
     >>> old = torch.randn(4000, 1, generator=generator)
-    >>> tilt, choice = learned(old, 1 + torch.randn(4000, 1, generator=generator), clip=50)
-    >>> [round(number, 1) for number in tilt]  # log of the ratio: x - 1/2
+    >>> coefficients, choice = learned(old, 1 + torch.randn(4000, 1, generator=generator), clip=50)
+    >>> [round(number, 1) for number in coefficients]  # log of the ratio: x - 1/2
     [-0.5, 1.0]
     """
     if old.shape[1] != new.shape[1]:
@@ -78,11 +78,11 @@ def learned(old: Tensor, new: Tensor, clip: float) -> tuple[tuple[float, ...], S
     side = torch.where(label > 0, len(x) / (2 * len(new)), len(x) / (2 * len(old)))
     slope = _logistic(design, label, side)
     raw = slope[1:] / scale
-    tilt = (float(slope[0] - raw @ centre), *raw.tolist())
+    coefficients = (float(slope[0] - raw @ centre), *raw.tolist())
     logs = design @ slope
-    weights = ratio(old, tilt, clip)
+    weights = ratio(old, coefficients, clip)
     limit = math.log(clip)
-    return tilt, ShiftChoice(
+    return coefficients, ShiftChoice(
         len(old),
         len(new),
         _separation(logs[: len(old)], logs[len(old) :]),
@@ -91,14 +91,14 @@ def learned(old: Tensor, new: Tensor, clip: float) -> tuple[tuple[float, ...], S
     )
 
 
-def ratio(embedding: Tensor, tilt: Sequence[float], clip: float) -> Tensor:
+def ratio(embedding: Tensor, coefficients: Sequence[float], clip: float) -> Tensor:
     """Return the learned ratio at embedded rows, clipped to [1 / clip, clip]."""
-    if embedding.shape[1] != len(tilt) - 1:
+    if embedding.shape[1] != len(coefficients) - 1:
         raise ValueError(
-            f"the density ratio was learned on {len(tilt) - 1} numbers per row, got "
+            f"the density ratio was learned on {len(coefficients) - 1} numbers per row, got "
             f"{embedding.shape[1]}"
         )
-    slope = torch.tensor(tilt, dtype=torch.float64)
+    slope = torch.tensor(coefficients, dtype=torch.float64)
     limit = math.log(clip)
     # A sum over columns and not a matrix product, whose rounding depends on the batch size.
     logs = (embedding.double() * slope[1:]).sum(dim=1) + slope[0]

@@ -55,8 +55,8 @@ class Level:
 
     def shares(self) -> tuple[Tensor, Tensor]:
         """Return the smallest and the largest share that there can be with a new row."""
-        smaller, everyone = self.around.smaller, (self.around.everyone + self.own).double()
-        return smaller / everyone, (smaller + self.own) / everyone
+        smaller, all_rows = self.around.smaller, (self.around.all_rows + self.own).double()
+        return smaller / all_rows, (smaller + self.own) / all_rows
 
     def bound(self, alpha: Any) -> Fraction | None:
         """Return a level that is enough for every new row; ``None`` if no level is."""
@@ -64,8 +64,8 @@ class Level:
         if k > len(self.rows):
             return None
         row = int(self.shares()[1].argsort(stable=True)[k - 1])
-        smaller, everyone = int(self.around.smaller[row]), int(self.around.everyone[row])
-        return Fraction(smaller + self.own, everyone + self.own)
+        smaller, all_rows = int(self.around.smaller[row]), int(self.around.all_rows[row])
+        return Fraction(smaller + self.own, all_rows + self.own)
 
     def at(self, alpha: Any, weights: Any) -> UndecidedRows | None:
         """Return the rows that decide at ``alpha``; ``None`` if there are too few rows."""
@@ -105,10 +105,10 @@ class UndecidedRows(NamedTuple):
         if bool((low == high).all()):
             return high
         entry = self.entering(near, x)
-        everyone = self.around.everyone[:, None].double() + entry.total
+        all_rows = self.around.all_rows[:, None].double() + entry.total
         smaller = self.around.smaller[:, None].double()
-        if_smaller = (smaller + entry.if_smaller) / everyone
-        if_not = (smaller + entry.if_not) / everyone
+        if_smaller = (smaller + entry.if_smaller) / all_rows
+        if_not = (smaller + entry.if_not) / all_rows
         while bool((low < high).any()):
             # Between the scores at this position and the next, one more is smaller.
             middle = torch.minimum((low + high) // 2, high - 1).clamp_min(0)

@@ -29,7 +29,7 @@ class Surroundings(NamedTuple):
 
     Attributes
     ----------
-    smaller, everyone : Tensor
+    smaller, all_rows : Tensor
         Weight of smaller scores, and of all, without what a new row may push out.
     pushed : Tensor
         Weight of smaller scores that a new row pushes out where it enters.
@@ -38,7 +38,7 @@ class Surroundings(NamedTuple):
     """
 
     smaller: Tensor
-    everyone: Tensor
+    all_rows: Tensor
     pushed: Tensor
     position: Tensor
 

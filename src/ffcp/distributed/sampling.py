@@ -62,10 +62,10 @@ class RowsSummary(NamedTuple):
 def must_be_disjoint(summaries: Sequence[RowsSummary]) -> None:
     """Raise ValueError if processes would score the same rows."""
     shares = [one.share for one in summaries if one.share is not None]
-    alike = {(share.replicas, share.order) for share in shares}
+    layouts = {(share.replicas, share.order) for share in shares}
     if (
         len({share.rank for share in shares}) < len(shares)
-        or len(alike) > 1
+        or len(layouts) > 1
         or any(share.replicas != len(summaries) for share in shares)
     ):
         raise ValueError(

@@ -109,9 +109,9 @@ def _inside(value: Any) -> Iterator[tuple[str, Any]]:
         if len(some) > room:
             continue
         # At once: another thread may add to it.
-        things = [*(dict.values(some) if isinstance(some, dict) else some)]
-        room -= len(things)
-        for place, one in enumerate(things):
+        members = [*(dict.values(some) if isinstance(some, dict) else some)]
+        room -= len(members)
+        for place, one in enumerate(members):
             kind = type(one)
             if kind in _PLAIN:
                 continue

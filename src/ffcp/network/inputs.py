@@ -458,7 +458,7 @@ class RowBuffer:
         return torch.cat(self._parts[name], dim=self._dim)
 
 
-class BesideRows:
+class GroupsAndWeights:
     """Groups and weights that were given with the rows, one for each."""
 
     def __init__(self, groups: Any, weights: Any) -> None:

@@ -75,9 +75,9 @@ class _Parts:
             is_wrapped = any(_function_of(child) is not child for child in inner)
             if hooks or holders(module) or is_wrapped:
                 self.is_plain = False
-                more = [thing for _, thing in unlisted(module)]
-                hidden += [thing for thing in more if isinstance(thing, Tensor)]
-                inner += [thing for thing in more if isinstance(thing, nn.Module)]
+                more = [part for _, part in unlisted(module)]
+                hidden += [part for part in more if isinstance(part, Tensor)]
+                inner += [part for part in more if isinstance(part, nn.Module)]
             for child in map(_function_of, inner):
                 if id(child) not in known:
                     known.add(id(child))
@@ -91,13 +91,13 @@ class _Parts:
         dicts = [getattr(module, name) for module in modules for name in _DICTS]
         self._empty = [one for one in dicts if not one]
         # Views, which show what is there whenever they are looked at.
-        self._things = [one.values() for one in dicts if one]
+        self._members = [one.values() for one in dicts if one]
         self.found = (*self.marks(), *map(id, hidden))
 
     def marks(self) -> Stamp:
         """Return the types of attributes and the ids of all modules, tensors and hooks."""
         types = [type(attributes.get(name)) for attributes, name in self._named]
-        ids = map(id, chain.from_iterable(self._things))
+        ids = map(id, chain.from_iterable(self._members))
         return (any(self._empty), *map(len, self._attributes), *types, *ids)
 
 
@@ -306,11 +306,11 @@ def _named_parts(model: nn.Module) -> Iterator[tuple[str, nn.Module | Tensor]]:
         return
     known = {id(one) for _, module in modules for one in (module, *_own_tensors(module))}
     for name, module in modules:  # which grows
-        for path, thing in unlisted(module):
+        for path, found in unlisted(module):
             full = f"{name}.{path}" if name else path
-            inner = [(full, thing)]
-            if isinstance(thing, nn.Module):
-                inner = [*_listed(_function_of(thing), full, ())]
+            inner = [(full, found)]
+            if isinstance(found, nn.Module):
+                inner = [*_listed(_function_of(found), full, ())]
             for part, one in inner:
                 if id(one) in known:
                     continue

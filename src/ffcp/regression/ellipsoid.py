@@ -121,8 +121,8 @@ class Ellipsoid(Interval):
             if not len(own):
                 continue
             sizes = norms(distance[..., rows, :][..., outputs], own)
-            tilt = (len(own) / float(torch.linalg.eigvalsh(own)[0])) ** 0.5
-            inside[..., rows] = sizes <= 1 + tilt * slack[..., rows]
+            factor = (len(own) / float(torch.linalg.eigvalsh(own)[0])) ** 0.5
+            inside[..., rows] = sizes <= 1 + factor * slack[..., rows]
         return inside.to(self.lower.device)
 
     def coverage(self, y: Any, *, missing: bool = False) -> Coverage | list[Coverage]:

@@ -38,7 +38,7 @@ STEP_COUNTS = (1, 2, 3, 5, 8, 12, 20, 30, 50, 80, 120, 200)
 _MOST_OUTPUTS = 4096  # that are inverted one by one
 _BOUNDS: dict[str, Callable[..., Bounds]] = {"ibp": bounds.ibp, "crown": bounds.crown}
 # How far a feature moves along a ray: a fixed grid, interpolated linearly.
-_REACHES = (0.0, *(2.0 ** (k / 4) for k in range(-48, 49)))
+_RADII = (0.0, *(2.0 ** (k / 4) for k in range(-48, 49)))
 
 
 class _CutHead(NamedTuple):
@@ -125,7 +125,7 @@ class FeatureBallScore(IntervalScore):
     # -- the head ---------------------------------------------------------------------------
 
     @contextmanager
-    def _head_at_rest(self) -> Iterator[nn.Module]:
+    def _frozen_head(self) -> Iterator[nn.Module]:
         """Return the head in eval mode with frozen parameters."""
         head = self._head().module
         with undisturbed(head):
@@ -134,7 +134,7 @@ class FeatureBallScore(IntervalScore):
     def check_head(self, out: BatchOutput) -> None:
         """Raise ValueError if the head does not give the model's output from the feature."""
         output, v = out.output[:8], out.values[self.feature][:8]
-        with self._head_at_rest() as head, torch.no_grad():
+        with self._frozen_head() as head, torch.no_grad():
             repeated = head(v)
         if repeated.shape != output.shape or not torch.allclose(
             repeated, output, rtol=1e-2, atol=1e-3 * float(output.abs().max())
@@ -148,7 +148,7 @@ class FeatureBallScore(IntervalScore):
         self, v: Tensor, y: Tensor, columns: Tensor | None, steps: Sequence[int]
     ) -> Tensor:
         """Return the distance to y, (n, outputs) or (n, 1) each, after each number of steps."""
-        with self._head_at_rest() as head:
+        with self._frozen_head() as head:
 
             def chosen(moving: Tensor) -> Tensor:
                 outputs: Tensor = head(moving)
@@ -166,7 +166,7 @@ class FeatureBallScore(IntervalScore):
 
     def _ball_bounds(self, v: Tensor, radius: Tensor) -> Bounds:
         """Return bounds on the head's outputs, (n, outputs), over a ball around each row."""
-        with self._head_at_rest():
+        with self._frozen_head():
             low, high = _BOUNDS[self.bound](self._head().traced, v, radius.to(v), self.norm)
         # The bounds round as the head does; widen them by more than that.
         guard = _guard(low, high)
@@ -309,7 +309,7 @@ class QuantileBallScore(FeatureBallScore):
         twice = v.repeat(2, *[1] * (v.dim() - 1))
         below, above = self._distance(twice, y.repeat(2, 1), columns, steps).chunk(2, dim=1)
         y = y[:, 0].to(ends)
-        from_lower, from_upper = self._reaches_inside(v, order, ends, y)
+        from_lower, from_upper = self._radii_inside(v, order, ends, y)
         return torch.maximum(
             torch.where(ends[:, 0] > y, below, -from_lower),
             torch.where(y > ends[:, 1], above, -from_upper),
@@ -329,35 +329,35 @@ class QuantileBallScore(FeatureBallScore):
 
     def _along_rays(self, v: Tensor, order: Tensor, ends: Tensor) -> Iterator[tuple[float, Tensor]]:
         """Yield distances, from 0, with both ends (n, 2) moved inward by as much."""
-        with self._head_at_rest() as head, torch.inference_mode(False), torch.enable_grad():
+        with self._frozen_head() as head, torch.inference_mode(False), torch.enable_grad():
             rays = [
                 _steepest(head, v, order[:, side : side + 1], self.norm) * (1 - 2 * side)
                 for side in (0, 1)
             ]
             lower, upper = ends.unbind(dim=1)
-            for reach in _REACHES:
+            for radius in _RADII:
                 with torch.no_grad():
                     low, high = (
-                        head(v + reach * ray).gather(1, order[:, side : side + 1])[:, 0]
+                        head(v + radius * ray).gather(1, order[:, side : side + 1])[:, 0]
                         for side, ray in enumerate(rays)
                     )
                 lower, upper = torch.fmax(lower, low), torch.fmin(upper, high)
-                yield reach, torch.stack([lower, upper], dim=1)
+                yield radius, torch.stack([lower, upper], dim=1)
 
-    def _reaches_inside(self, v: Tensor, order: Tensor, ends: Tensor, y: Tensor) -> Tensor:
+    def _radii_inside(self, v: Tensor, order: Tensor, ends: Tensor, y: Tensor) -> Tensor:
         """Return how far the feature moves before each end has passed y, (2, n)."""
-        reaches = torch.zeros(2, len(y), dtype=torch.float64, device=y.device)
+        radii = torch.zeros(2, len(y), dtype=torch.float64, device=y.device)
         for (near, before), (far, after) in pairwise(self._along_rays(v, order, ends)):
             inside = torch.stack([y - before[:, 0], before[:, 1] - y]).double()
             share = (inside / (after - before).T.abs().double()).clamp(0, 1)
-            reaches = torch.where(inside >= 0, near + share * (far - near), reaches)
-        return reaches
+            radii = torch.where(inside >= 0, near + share * (far - near), radii)
+        return radii
 
-    def _shrunk(self, v: Tensor, order: Tensor, ends: Tensor, reaches: Tensor) -> Tensor:
+    def _shrunk(self, v: Tensor, order: Tensor, ends: Tensor, radii: Tensor) -> Tensor:
         """Return both ends, (n, 2), moved inward by a distance; an empty interval is a point."""
         inner = ends.clone()
         for (near, before), (far, after) in pairwise(self._along_rays(v, order, ends)):
-            share = (reaches - near) / (far - near)
+            share = (radii - near) / (far - near)
             moved = torch.lerp(before, after, share.clamp(0, 1).to(ends)[:, None])
             inner = torch.where((share >= 0)[:, None], moved, inner)
         guard = _guard(*ends.unbind(dim=1))
