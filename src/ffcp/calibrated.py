@@ -111,11 +111,11 @@ class Calibrated:
             if own and added and own != added:
                 raise ValueError(
                     f"the predictor to merge was calibrated on a frame with columns {added}, this "
-                    f"one on {own}: give both the same columns in the same order"
+                    f"one on {own}: use the same columns in the same order"
                 )
         if not set(self.runs).isdisjoint(other.runs):
             raise ValueError(
-                "rows of the predictor to merge are here already: it is a copy of this one, was "
+                "rows of the predictor to merge are already here: it is a copy of this one, was "
                 "loaded from the same file, or was merged before, and rows would count twice"
             )
         if self.identity is not None and other.identity is not None:

@@ -168,14 +168,14 @@ def checked_calibration(
     takes_new = any(selection.takes_new for selection in selections_of(score, calibration))
     if new is not None and not takes_new:
         raise ValueError(
-            "new=... are unlabelled inputs to learn from, for "
-            "ffcp.calibrations.Weighted('learn') or ffcp.calibrations.LabelShift(), and what "
-            "was learned stays in an update"
+            "'new' holds unlabelled inputs that "
+            "ffcp.calibrations.Weighted('learn') or ffcp.calibrations.LabelShift() learn from "
+            "at the first calibration, not in an update: leave it out"
         )
     if new is None and takes_new:
         raise ValueError(
-            f"{type(calibration).__name__} learns how the data has moved: pass "
-            "calibrate(x, y, new=...), inputs like those to come, without targets"
+            f"{type(calibration).__name__} learns the shift of the data: pass "
+            "calibrate(x, y, new=...), unlabelled inputs like those to predict"
         )
     return calibration
 
@@ -239,8 +239,8 @@ def _select(
     count, left = int(mask.sum()), int((~mask).sum())
     if not left or not count:
         raise ValueError(
-            f"{count + left} rows cannot be divided into some that select and some that calibrate: "
-            "give more rows, or values for all that is left open"
+            f"{count + left} rows are too few to select on some and calibrate on the others: "
+            "pass more rows, or give all settings"
         )
     masks = list(zip(waiting, mask.split(rows), strict=True))
     parts = [part.part(own) for part, own in masks if bool(own.any())]

@@ -119,7 +119,7 @@ def conformal_selection(
 def _scores_at(predictor: Any, x: Any, above: Any) -> Tensor:
     """Return the scores of the number that targets are to exceed, (n,)."""
     if not isinstance(predictor, RegressionPredictor):
-        raise TypeError("above= is for predictors of intervals: label= is for those of label sets")
+        raise TypeError("above= is for prediction intervals: pass label= for label sets")
     if predictor.side != LOWER or not isinstance(predictor.calibrated().score, TwoSidedScore):
         raise ValueError(
             f"side={predictor.side!r}: selection needs a score that falls where the target grows. "
@@ -138,7 +138,7 @@ def _scores_at(predictor: Any, x: Any, above: Any) -> Tensor:
 def _of_other_labels(predictor: Any, x: Any, label: Any) -> Tensor:
     """Return the largest p-value of all labels but one, (n,)."""
     if not isinstance(predictor, SetPredictor):
-        raise TypeError("label= is for predictors of label sets: above= is for intervals")
+        raise TypeError("label= is for label sets: pass above= for intervals")
     names = predictor.names or []
     number = names.index(label) if label in names else label
     classes = predictor.classes or 0

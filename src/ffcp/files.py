@@ -46,7 +46,7 @@ def unpack(state: Tensor) -> dict[str, Any]:
 
 def _bytes_of(state: Tensor) -> bytes:
     if state.dtype != torch.uint8 or state.dim() != 1:
-        raise ValueError("the settings are not a row of bytes")
+        raise ValueError("expected the settings to be a row of bytes")
     return bytes(state.cpu().numpy())
 
 
@@ -56,7 +56,7 @@ def _parsed(text: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"the settings cannot be read ({error})") from error
     if not isinstance(settings, dict):
-        raise ValueError("the settings are not named")
+        raise ValueError("expected a dict of settings")
     return settings
 
 

@@ -52,18 +52,18 @@ def load(path: str | Path, model: nn.Module, **given: Any) -> Any:
         kind = described.get("class")
         if kind is None:
             raise ValueError(
-                "it was saved by a class of your own: make the predictor yourself, and call "
+                "it was saved by a class of your own: construct the predictor, and call "
                 f"its load({str(path)!r})"
             )
         if not issubclass(class_named(kind), Persistent):
-            raise ValueError(f"{kind} is no predictor")
+            raise ValueError(f"{kind!r} is not a predictor")
         described = {name: value for name, value in described.items() if name not in given}
         lost = {name: list(unsaved(value)) for name, value in described.items()}
         listed = ", ".join(f"{name}=... ({', '.join(what)})" for name, what in lost.items() if what)
         if listed:
             raise ValueError(
-                f"this {kind} has parts of your own, which no file holds: give "
-                f"ffcp.load(path, model, {listed}), or make the predictor yourself and call its "
+                f"this {kind} was saved with parts that a file cannot hold: pass "
+                f"ffcp.load(path, model, {listed}), or construct the predictor and call its "
                 "load(path)"
             )
         del described["class"]

@@ -156,7 +156,7 @@ class Persistent(ShownAsText, Stateful, Described):
             raise ValueError("its tensors have other types or shapes than were saved")
         fresh = self.snapshot(_state=self._built(saved, tensors))
         if fresh.comparable() != saved["compared"]:
-            raise ValueError("it does not hold what it describes")
+            raise ValueError("its parts do not match its description")
         fresh.check_scores()
         fresh.restore_fit()
         return fresh
@@ -179,7 +179,7 @@ class Persistent(ShownAsText, Stateful, Described):
         _must_write(calibration, with_prefix("calibration.", copies))
         weights = files.rebuilt(str | None, saved["fingerprint"])
         if bool(len(calibration)) != (weights is not None):
-            raise ValueError("it has scores without the weights they belong to, or the reverse")
+            raise ValueError("it has scores without a fingerprint of the weights, or the reverse")
         autocast = checked_autocast(files.rebuilt(str, saved["autocast"]))
         return Calibrated(
             score,
@@ -212,11 +212,11 @@ class Persistent(ShownAsText, Stateful, Described):
         """Raise ValueError if loaded scores are impossible."""
         score, scores = self._state.score, self.calibration.scores
         if bool((scores < score.lowest).any() or (scores == -math.inf).any()):
-            raise ValueError(f"it has scores below {score.lowest:g}, where none can be")
+            raise ValueError(f"expected scores of at least {score.lowest:g}, got smaller ones")
         if not score.takes_infinity and bool(scores.isinf().any()):
-            raise ValueError("it has infinite scores, where none can be")
+            raise ValueError("expected finite scores, got infinite ones")
         if bool(scores.isnan().any()) and not (self.takes_nan or is_summary(self.calibration)):
-            raise ValueError("it has scores that are not numbers")
+            raise ValueError("expected scores, got NaN")
 
     takes_nan = False  # whether NaN may stand for the score of a missing target
 

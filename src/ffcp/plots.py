@@ -65,7 +65,7 @@ def intervals(
     outputs = list(range(centre.shape[1])) if output is None else [output]
     if len(outputs) > 1 and ax is not None:
         raise ValueError(
-            f"the interval has {centre.shape[1]} outputs and ax is one: say output=..."
+            f"the interval has {centre.shape[1]} outputs, and 'ax' is one axes: pass output=..."
         )
     axes = [ax] if ax is not None else _panels(min(len(outputs), _PANELS))
     for place, panel in zip(outputs, axes, strict=False):

@@ -87,10 +87,10 @@ class Predictor(Persistent):
         if not isinstance(model, nn.Module):
             raise TypeError(_no_module(model))
         if batch_size is not None and batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+            raise ValueError(f"'batch_size' must be at least 1, got {batch_size}")
         if not 0 < selection_fraction < 1:
             raise ValueError(
-                f"selection_fraction must lie between 0 and 1, got {selection_fraction}"
+                f"'selection_fraction' must lie between 0 and 1, got {selection_fraction}"
             )
         checked_seed(seed)
         exact_alpha(selection_alpha)
@@ -209,8 +209,8 @@ class Predictor(Persistent):
             counts = looks.finish(result)
             if not identity.is_that_of(self.model):
                 raise RuntimeError(
-                    "the model's weights changed while it was calibrated: calibrate when nothing "
-                    "trains it, and let no hook write to tensors that it encloses"
+                    "the model's weights changed during the calibration: do not train it "
+                    "meanwhile, and remove hooks that write to its tensors"
                 )
             self._state = self._calibrated(result, identity, read.layout, update, counts)
             for message in result.warnings:
@@ -279,8 +279,7 @@ class Predictor(Persistent):
         """Raise ValueError for scores of a model with another fingerprint."""
         if found != (self._state.fingerprint or fingerprint(self.model)):
             raise ValueError(
-                f"{whose} are those of other weights, and would not cover here: calibrate the "
-                "same model"
+                f"{whose} are those of a model with other weights: calibrate the same model"
             )
 
     def compress(self: Self, rank_error: Any = 1e-4) -> Self:
@@ -469,7 +468,7 @@ class Predictor(Persistent):
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Raise RuntimeError, also for ``torch.compile(predictor)``: see docs/speed.md."""
         raise RuntimeError(
-            f"{type(self).__name__} is not compiled, as that gains next to nothing: give it "
+            f"{type(self).__name__} cannot be compiled, which would gain little: give it "
             "torch.compile(model) if the model is large, or export(path, example) for a server. "
             "In a compiled function, call torch.compiler.disable(predictor.forward)"
         )

@@ -322,7 +322,7 @@ def test_prediction_sets_take_it_too() -> None:
 
 @pytest.mark.parametrize("on", [3, [], None, [1.5]])
 def test_what_are_no_features_is_refused(on: Any) -> None:
-    with pytest.raises(TypeError, match="on must be a function"):
+    with pytest.raises(TypeError, match="'on' must be a function"):
         Conditional(on)
 
 

@@ -444,11 +444,11 @@ def checked_labels(y: Tensor, out: BatchOutput, other_labels: bool = False) -> T
         hint = ": for one-hot rows use y.argmax(dim=1)" if y.shape[-1] == classes else ""
         hint = ": give y[:, 0]" if y.shape == (rows, 1) else hint
         raise ValueError(
-            f"labels have shape {tuple(y.shape)}, expected one integer per row: {(rows,)}{hint}"
+            f"labels 'y' have shape {tuple(y.shape)}, expected one integer per row: {(rows,)}{hint}"
         )
     if y.is_floating_point() or y.dtype == torch.bool:
         raise TypeError(
-            f"labels must be integers, the numbers of classes from 0, got {y.dtype}: "
+            f"labels 'y' must be integers, the numbers of classes from 0, got {y.dtype}: "
             "convert them, for example with y.long()"
         )
     y = y.long()

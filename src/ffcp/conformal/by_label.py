@@ -88,5 +88,5 @@ def checked_classes(label: Tensor, scores: Tensor) -> Tensor:
     """Return the labels; raise ValueError unless they are class numbers, one for each score."""
     is_list = label.dtype == torch.int64 and label.dim() == 1 and scores.shape[1:] == (1,)
     if not is_list or bool((label < 0).any()):
-        raise ValueError("labels are not the numbers of classes, one for each score")
+        raise ValueError("expected labels to be class numbers, one per score")
     return label

@@ -236,7 +236,7 @@ class Marginal(Calibration):
         if signs is None:
             return super().fit(torch.from_numpy(np.sort(values, axis=0)))
         if signs.shape != filled.scores.shape or bool((filled.scores < 0).any()):
-            raise ValueError("signs go with scores that are sizes, one for each")
+            raise ValueError("expected one sign per score, and scores of at least 0")
         order = torch.from_numpy(np.argsort(values, axis=0))
         return super().fit(filled.scores.gather(0, order), {"signs": signs.gather(0, order)})
 

@@ -132,7 +132,7 @@ class Compressed(Calibration):
         scores, records = state["scores"].numpy(), state["pieces"].numpy()
         columns = range(scores.shape[1])
         if records.shape[1:] != (len(columns), 3):
-            raise ValueError("a summary has pieces of other outputs than its scores")
+            raise ValueError("the pieces of a summary do not match its outputs")
         pieces = [summaries.restored(scores[:, i], records[:, i].tolist()) for i in columns]
         return replace(self, pieces=pieces)
 

@@ -79,7 +79,7 @@ class Conditional(Calibration):
         are_names = isinstance(self.on, (list, tuple)) and len(self.on) > 0
         if not are_names or not all(isinstance(name, (str, int)) for name in self.on):
             raise TypeError(
-                "on must be a function of the input, the name of a layer, or a list of columns of "
+                "'on' must be a function of the input, the name of a layer, or columns of "
                 f"a frame, got {self.on!r}"
             )
 
@@ -116,7 +116,7 @@ class Conditional(Calibration):
         if self.directions is not None:
             if features.shape[1] != len(self.directions):
                 raise ValueError(
-                    f"{self.on!r} has {features.shape[1]} numbers for each row, and had "
+                    f"{self.on!r} has {features.shape[1]} numbers per row, but had "
                     f"{len(self.directions)} when its directions were found"
                 )
             features = features @ self.directions
@@ -130,9 +130,9 @@ class Conditional(Calibration):
         features = filled.rows["features"]
         is_table = features.dim() == 2 and features.dtype == torch.float64
         if not is_table or not bool(features.isfinite().all()):
-            raise ValueError("features are not rows of finite float64 numbers")
+            raise ValueError("expected 'features' to be finite float64 numbers")
         if self.directions is not None and features.shape[1] != self.directions.shape[1]:
-            raise ValueError("features are not those of the directions")
+            raise ValueError("'features' do not match the directions")
         if bool(filled.scores.isinf().any()):
             row = int(filled.scores.isinf().any(dim=1).nonzero()[0, 0])
             raise ValueError(
@@ -146,8 +146,8 @@ class Conditional(Calibration):
         own, added = self.directions, other.directions
         if own is not None and added is not None and not torch.equal(own, added):
             raise ValueError(
-                f"both found directions of {self.on!r} for themselves, so their features differ: "
-                "let one worker find them, and hand its predictor.settled() to all others"
+                f"the predictors learned different directions of {self.on!r}: "
+                "let one worker learn them, and give its predictor.settled() to all others"
             )
         return super().merge(other)
 
@@ -164,7 +164,7 @@ class Conditional(Calibration):
         found = state["directions"]
         is_table = found.dim() == 2 and found.dtype == torch.float64 and found.shape[1] > 0
         if not self._is_of_layer or not is_table or not bool(found.isfinite().all()):
-            raise ValueError(f"its directions are not those of {self.on!r}")
+            raise ValueError(f"its directions do not match {self.on!r}")
         return replace(self, directions=found).with_state(rows)
 
     # -- thresholds -------------------------------------------------------------------------
@@ -256,9 +256,7 @@ def principal_directions(values: Tensor, most: int) -> Tensor:
     _, sizes, directions = np.linalg.svd(numbers - numbers.mean(axis=0), full_matrices=False)
     kept = (sizes > _NOTHING * sizes[0])[:most]
     if not kept.any():
-        raise ValueError(
-            "the layer has the same values in all rows: there is nothing to tell apart"
-        )
+        raise ValueError("the layer has the same values in all rows: choose another layer")
     spread = sizes[:most][kept] / len(numbers) ** 0.5
     scaled = (directions[:most][kept] / spread[:, None]).T
     return torch.from_numpy(np.ascontiguousarray(scaled))

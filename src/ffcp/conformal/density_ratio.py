@@ -63,11 +63,11 @@ def learned(old: Tensor, new: Tensor, clip: float) -> tuple[tuple[float, ...], S
     [-0.5, 1.0]
     """
     if old.shape[1] != new.shape[1]:
-        raise ValueError(f"calibration rows have {old.shape[1]} numbers, new ones {new.shape[1]}")
+        raise ValueError(f"calibration rows have {old.shape[1]} columns, 'new' has {new.shape[1]}")
     if old.shape[1] > _MOST_NUMBERS:
         raise ValueError(
-            f"the classifier between old and new inputs would look at {old.shape[1]} numbers per "
-            f"row, and {_MOST_NUMBERS} are the most: name a layer of fewer, on='...'"
+            f"the density ratio would be learned from {old.shape[1]} numbers per "
+            f"row, expected at most {_MOST_NUMBERS}: choose a narrower layer, on='...'"
         )
     x = torch.cat([old, new]).double()
     centre, scale = x.mean(dim=0), x.std(dim=0, correction=0)

@@ -62,7 +62,7 @@ class LabelShift(Reweighted):
     def __post_init__(self) -> None:
         if isinstance(self.ratio, str) and self.ratio != LEARN:
             raise ValueError(
-                f"ratio must be a number for each class or {LEARN!r}, got {self.ratio!r}"
+                f"'ratio' must be a number for each class or {LEARN!r}, got {self.ratio!r}"
             )
         for given in (self.ratio, self.learned):
             if given is None or isinstance(given, str):
@@ -70,7 +70,7 @@ class LabelShift(Reweighted):
             are_ratios = all(0 <= one < math.inf for one in given) and any(given)
             if len(given) < 2 or not are_ratios:
                 raise ValueError(
-                    "ratio must be a number of at least 0 for each class, not all 0, got "
+                    "'ratio' must be a number of at least 0 for each class, not all 0, got "
                     f"{list(given)!r}"
                 )
 

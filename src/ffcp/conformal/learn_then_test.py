@@ -136,10 +136,10 @@ class LearnThenTest(Calibration):
         exact_alpha(self.pac, "pac")
         levels = torch.as_tensor(self.grid, dtype=torch.float64)
         if levels.dim() != 1 or not len(levels) or len(levels.unique()) < len(levels):
-            raise ValueError("the grid must be a list of different levels")
+            raise ValueError("'grid' must be a list of distinct levels")
         if self.correction not in CORRECTIONS:
             raise ValueError(
-                f"correction must be one of {', '.join(map(repr, CORRECTIONS))}, got "
+                f"'correction' must be one of {', '.join(map(repr, CORRECTIONS))}, got "
                 f"{self.correction!r}"
             )
 
@@ -158,10 +158,10 @@ class LearnThenTest(Calibration):
         losses = filled.scores
         columns = len(self.binary) * len(self.grid)
         if losses.shape[1] != columns or bool(((losses < 0) | (losses > 1)).any()):
-            raise ValueError("losses are not numbers from 0 to 1 for each level")
+            raise ValueError("expected losses from 0 to 1, one per level")
         for binary, part in zip(self.binary, losses.split(len(self.grid), dim=1), strict=True):
             if binary and bool(((part != 0) & (part != 1) & ~part.isnan()).any()):
-                raise ValueError("losses of a binary risk are not 0 and 1")
+                raise ValueError("expected losses of 0 and 1 for a binary risk")
         return filled
 
     @cached_property

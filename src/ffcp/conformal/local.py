@@ -83,11 +83,11 @@ class Localizer(Described):
     def __post_init__(self) -> None:
         kernel = as_kernel(self.kernel)
         if not (isinstance(self.on, str) or callable(self.on)):
-            raise TypeError(f"on must name an embedding or be a function, got {self.on!r}")
+            raise TypeError(f"'on' must name an embedding or be a function, got {self.on!r}")
         if self.bandwidth == AUTO:
             return
         if isinstance(self.bandwidth, (str, bool)) or not 0 < self.bandwidth < math.inf:
-            raise ValueError(f"bandwidth must be a positive number or 'auto', got {self.bandwidth}")
+            raise ValueError(f"'bandwidth' must be positive or 'auto', got {self.bandwidth}")
         if kernel.is_by_rank and self.bandwidth != int(self.bandwidth):
             raise ValueError(
                 f"the bandwidth of kernel {kernel.name!r} is the number of neighbours, a whole "
@@ -128,7 +128,7 @@ class Local(Calibration):
             object.__setattr__(self, "localizer", Localizer(self.localizer))
         if not isinstance(self.localizer, Localizer):
             raise TypeError(
-                f"localizer must be an ffcp.kernels.Localizer or a kernel, got {self.localizer!r}"
+                f"'localizer' must be an ffcp.kernels.Localizer or a kernel, got {self.localizer!r}"
             )
         if self.guarantee not in GUARANTEES:
             raise ValueError(
@@ -142,8 +142,8 @@ class Local(Calibration):
             )
         if self._near.on == FEATURE:
             raise ValueError(
-                "on='feature' is the layer whose gradient FFLCP takes; here none is taken: name "
-                "the layer itself"
+                "on='feature' is the layer whose gradient FFLCP takes; this method takes none: "
+                "pass the name of a layer"
             )
         if self._near.bandwidth != AUTO:
             object.__setattr__(self, "bandwidth", float(self._near.bandwidth))
@@ -183,7 +183,7 @@ class Local(Calibration):
         embedding = filled.rows["embedding"]
         is_table = embedding.dim() == 2 and embedding.dtype == torch.float32 and embedding.shape[1]
         if not is_table or not bool(embedding.isfinite().all()):
-            raise ValueError("embeddings are not rows of finite float32 numbers")
+            raise ValueError("expected embeddings to be finite float32 numbers")
         return filled
 
     @property

@@ -151,14 +151,14 @@ class Mondrian(Calibration):
         saved = files.unpack(state["labels"]).get("labels")
         labels = labels_of(saved, len(saved)) if isinstance(saved, list) else []
         if not labels or len(set(labels)) < len(labels):
-            raise ValueError(f"the labels of groups are {saved!r}")
+            raise ValueError(f"expected one label per group, got {saved!r}")
         parts = {
             label: self.inner.with_state(with_prefix(f"{number}.", state))
             for number, label in enumerate(labels)
         }
         tensors = sum(len(part.state()) for part in parts.values())
         if not all(map(len, parts.values())) or tensors + 1 != len(state):
-            raise ValueError("the rows of groups are not those of their labels")
+            raise ValueError("the number of rows of a group differs from that of its labels")
         return replace(self, parts=parts)
 
     # -- thresholds -------------------------------------------------------------------------
@@ -280,7 +280,7 @@ def labels_of(groups: Any, rows: int) -> list[Label]:
     else:
         array = np.asarray(array)
         if array.ndim != 1:
-            raise ValueError(f"groups must be one label per row, got shape {array.shape}")
+            raise ValueError(f"'groups' must be one label per row, got shape {array.shape}")
         labels = array.tolist()
     labels = [label.item() if isinstance(label, np.generic) else label for label in labels]
     for label in labels:
@@ -290,7 +290,7 @@ def labels_of(groups: Any, rows: int) -> list[Label]:
                 "their own"
             )
     if len(labels) != rows:
-        raise ValueError(f"groups has {len(labels)} labels, but x has {rows} rows")
+        raise ValueError(f"'groups' has {len(labels)} labels, but x has {rows} rows")
     return labels
 
 

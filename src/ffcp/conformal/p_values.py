@@ -50,7 +50,7 @@ def tail_counts(calibration: Any, scores: Tensor, metadata: Columns) -> TailCoun
     if not hasattr(calibration, "tail_counts"):
         raise ValueError(
             f"{type(calibration).__name__} has no p-values: calibrate with "
-            "ffcp.calibrations.Marginal, Mondrian or ByLabel, all scores kept"
+            "ffcp.calibrations.Marginal, Mondrian or ByLabel, without compress"
         )
     counts: TailCounts = calibration.tail_counts(scores, metadata)
     return counts

@@ -26,10 +26,10 @@ def checked_seed(seed: Any) -> int | None:
 
     >>> checked_seed(-1)
     Traceback (most recent call last):
-    ValueError: seed must be an integer and not negative, got -1
+    ValueError: 'seed' must be an integer and not negative, got -1
     """
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
-        raise ValueError(f"seed must be an integer and not negative, got {seed!r}")
+        raise ValueError(f"'seed' must be an integer and not negative, got {seed!r}")
     return seed
 
 

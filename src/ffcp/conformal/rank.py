@@ -71,7 +71,7 @@ def exact_alphas(alpha: Any, what: str = "alpha") -> tuple[list[Fraction], bool]
         return [exact_alpha(alpha, what)], False
     levels = [exact_alpha(level, what) for level in alpha]
     if not levels:
-        raise ValueError(f"{what} holds no level: give one number, or a sequence of them")
+        raise ValueError(f"{what!r} is empty: expected a number, or a sequence of numbers")
     return levels, True
 
 

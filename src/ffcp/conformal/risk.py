@@ -63,9 +63,9 @@ class Losses(Calibration):
         losses = filled.scores
         inside = bool(((losses >= 0) & (losses <= 1)).all())
         if losses.shape[1] != len(self.grid) or not inside:
-            raise ValueError("losses are not numbers from 0 to 1 for each level")
+            raise ValueError("expected losses from 0 to 1, one per level")
         if bool((losses.diff(dim=1) > 0).any()):
-            raise ValueError("losses grow with the level")
+            raise ValueError("losses must not increase with the level")
         return filled
 
     @cached_property

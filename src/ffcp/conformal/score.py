@@ -42,5 +42,5 @@ class Score(Described):
     def with_state(self: Self, state: Mapping[str, Tensor]) -> Self:
         """Return this score with the tensors of a file."""
         if state:
-            raise ValueError(f"it holds {', '.join(sorted(state))}, where nothing is learned")
+            raise ValueError(f"expected no learned tensors, got {', '.join(sorted(state))}")
         return self

@@ -181,12 +181,12 @@ def restored(values: Numbers, records: Any) -> list[Piece]:
     pieces, start = [], 0
     for weight, count, error in records:
         if weight < 1 or count < 0 or not 0 <= error <= count or (weight > max(1, count)):
-            raise ValueError("a summary has weights, counts or errors that cannot be")
+            raise ValueError("a summary has impossible weights, counts or errors")
         stop = start + -(-count // weight)
         pieces.append(Piece(values[start:stop], weight, count, error))
         start = stop
     if start > len(values) or not np.isnan(values[start:]).all() or np.isnan(values[:start]).any():
-        raise ValueError("a summary has other numbers than its counts say")
+        raise ValueError("the length of a summary does not match its counts")
     for piece in pieces:
         if (piece.values[1:] < piece.values[:-1]).any():
             raise ValueError("the numbers of a summary are not sorted")

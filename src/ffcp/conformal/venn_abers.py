@@ -119,11 +119,11 @@ class VennAbersRows(Calibration):
         label, columns = filled.rows.get("label"), filled.scores.shape[1]
         classes = 2 if columns == 1 else columns
         if label is None or label.dtype != torch.int64 or label.dim() != 1 or columns == 2:
-            raise ValueError("labels are not the numbers of classes, one for each row")
+            raise ValueError("expected labels to be class numbers, one per row")
         if bool(((label < 0) | (label >= classes)).any()):
-            raise ValueError(f"labels are not the numbers of {classes} classes")
+            raise ValueError(f"expected labels from 0 to {classes - 1}")
         if not bool(filled.scores.isfinite().all()):
-            raise ValueError("scores are not finite")
+            raise ValueError("expected finite scores")
         return filled
 
     @cached_property

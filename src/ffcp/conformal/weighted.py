@@ -190,13 +190,13 @@ class Weighted(Reweighted):
     def __post_init__(self) -> None:
         if not callable(self.ratio) and self.ratio not in (LEARN, GIVEN):
             raise ValueError(
-                f"ratio must be a function of the input, {GIVEN!r} or {LEARN!r}, got "
+                f"'ratio' must be a function of the input, {GIVEN!r} or {LEARN!r}, got "
                 f"{self.ratio!r}: numbers per row go into calibrate(x, y, weights=...)"
             )
         if isinstance(self.clip, bool) or not 1 < self.clip < math.inf:
-            raise ValueError(f"clip must be a number above 1, got {self.clip!r}")
+            raise ValueError(f"'clip' must be a number above 1, got {self.clip!r}")
         if self.learned is not None and not all(map(math.isfinite, self.learned)):
-            raise ValueError(f"the learned density ratio is {self.learned}")
+            raise ValueError(f"'learned' must be finite numbers, got {self.learned}")
 
     @property
     def traits(self) -> Traits:  # type: ignore[override]

@@ -322,8 +322,8 @@ def call(model: nn.Module, x: Any, rows: int) -> Tensor:
         returned = prediction_in(returned)
     if not isinstance(returned, Tensor):
         raise TypeError(
-            f"the model returned {described(returned)}, not a tensor: say by output= which "
-            "part of it is the prediction, a key, an index or a function"
+            f"the model returned {described(returned)}, not a tensor: pass output=, the "
+            "key or index of the prediction, or a function that returns it"
         )
     if not returned.is_floating_point():
         raise TypeError(

@@ -182,8 +182,8 @@ def refuse_unusable(model: nn.Module) -> None:
         kinds = {kind.__name__ for kind in type(module).__mro__}
         if kinds & {"FullyShardedDataParallel", "FSDPModule"}:
             raise ValueError(
-                "the weights of the model are divided over processes (FSDP): gather them into a "
-                "plain model, and give that"
+                "the weights of the model are sharded over processes (FSDP): gather them into a "
+                "plain model, and pass that"
             )
         own = [*module._parameters.values(), *module._buffers.values()]
         if any(isinstance(tensor, UninitializedParameter | UninitializedBuffer) for tensor in own):

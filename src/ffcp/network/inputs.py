@@ -468,7 +468,7 @@ class GroupsAndWeights:
         if weights is not None:
             values = target_tensor(weights)
             if not values.dim():
-                raise ValueError(f"weights must be one number for each row, got {weights!r}")
+                raise ValueError(f"'weights' must be one number for each row, got {weights!r}")
             self._weights = values[:, None].flatten(1)
 
     def of(self, x: Any, row: int, count: int) -> tuple[Any, Tensor | None]:
@@ -478,7 +478,7 @@ class GroupsAndWeights:
             groups = groups(x)
         elif groups is not None:
             if len(groups) < row + count:
-                raise ValueError(f"groups has {len(groups)} labels, fewer than x has rows")
+                raise ValueError(f"'groups' has {len(groups)} labels, fewer than x has rows")
             groups = groups[row : row + count]
         return groups, None if self._weights is None else self._weights[row : row + count]
 
@@ -498,6 +498,6 @@ def _labels(groups: Any) -> list[Any]:
         return list(groups)
     array = np.asarray(groups)
     if array.ndim != 1:
-        raise ValueError(f"groups must be one label per row, got shape {array.shape}")
+        raise ValueError(f"'groups' must be one label per row, got shape {array.shape}")
     labels: list[Any] = array.tolist()
     return labels

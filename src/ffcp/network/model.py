@@ -406,8 +406,8 @@ class Identity:
             self.must_be_run_alike(kind)
         if not self.is_that_of(model, now):
             raise RuntimeError(
-                "the model's weights are no longer those of the calibration, or its hooks are not, "
-                "so intervals would not cover: calibrate again, or load those weights"
+                "the model's weights or hooks have changed since the calibration, "
+                "so intervals would not be valid: calibrate again, or restore them"
             )
 
     def must_be_run_alike(self, now: str) -> None:
@@ -448,7 +448,7 @@ class Identity:
             same = fingerprint(tried) == self.fingerprint  # no stamp of what is gone at once
         if not same:
             raise ValueError(
-                "it was calibrated with other weights than this model has, and would not cover: "
+                "it was calibrated with other weights than this model has: "
                 "load those weights, or calibrate again"
             )
 

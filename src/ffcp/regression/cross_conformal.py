@@ -87,9 +87,9 @@ class CrossConformal(nn.Module):
     ) -> None:
         super().__init__()
         if side not in (BOTH, LOWER, UPPER):
-            raise ValueError(f"side must be 'both', 'lower' or 'upper', got {side!r}")
+            raise ValueError(f"'side' must be 'both', 'lower' or 'upper', got {side!r}")
         if len(models) < 2:
-            raise ValueError(f"models must be at least two networks, got {len(models)}")
+            raise ValueError(f"'models' must be at least two networks, got {len(models)}")
         self.models = nn.ModuleList(models)
         self.side, self.batch_size = side, batch_size
         self.register_buffer("folds", _checked_folds(folds, len(models)))
@@ -168,7 +168,7 @@ class CrossConformal(nn.Module):
         given = [inputs.Reader(model)(x) for model in self.models]
         if inputs.row_count(given[0]) != count or len(target) != count:
             raise ValueError(
-                f"folds has {count} rows, x has {inputs.row_count(given[0])} and y {len(target)}: "
+                f"'folds' has {count} rows, x has {inputs.row_count(given[0])} y {len(target)}: "
                 "give all rows, in the order of folds"
             )
         arrays.target_like(target, torch.empty(count))
@@ -312,11 +312,11 @@ class CrossConformal(nn.Module):
 def _checked_folds(folds: Any, models: int) -> Tensor:
     array = np.asarray(folds.detach().cpu() if isinstance(folds, Tensor) else folds)
     if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise ValueError(f"folds must be one whole number per row, got shape {array.shape}")
+        raise ValueError(f"'folds' must be one whole number per row, got shape {array.shape}")
     numbers = set(array.tolist())
     if numbers - {-1} != set(range(models)):
         raise ValueError(
-            f"folds must hold every number from 0 to {models - 1}, one for each of the {models} "
+            f"'folds' must hold every number from 0 to {models - 1}, one for each of the {models} "
             f"models, and no other but -1 for rows in no fold; it holds {sorted(numbers)[:10]}"
         )
     return torch.from_numpy(array.astype(np.int64))

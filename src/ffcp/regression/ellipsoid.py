@@ -229,7 +229,7 @@ class EllipsoidScore(ScaledScore):
             return ends
         if len(self.covariance) != ends.lo.shape[1]:
             raise ValueError(
-                f"the covariance is that of {len(self.covariance)} outputs, but the model has "
+                f"the covariance has {len(self.covariance)} outputs, but the model has "
                 f"{ends.lo.shape[1]}"
             )
         half = ends.scale_lo * self.covariance.diagonal().sqrt().to(ends.lo.device)
@@ -282,9 +282,9 @@ class EllipsoidScore(ScaledScore):
             return super().with_state(state)
         is_matrix = found.dim() == 2 and found.dtype == torch.float64 and len(found) > 0
         if not is_matrix or found.shape[0] != found.shape[1] or not torch.equal(found, found.T):
-            raise ValueError("its covariance is no symmetric matrix")
+            raise ValueError("its covariance is not a symmetric matrix")
         if not bool(found.isfinite().all()) or int(torch.linalg.cholesky_ex(found).info):
-            raise ValueError("its covariance is not that of any errors")
+            raise ValueError("its covariance is not positive definite")
         return replace(self, covariance=found)
 
 

@@ -197,7 +197,7 @@ class Interval(ShownAsText, _Interval):
         columns = {n: t.detach().cpu().reshape(rows, -1).numpy() for n, t in parts.items()}
         outputs = columns["prediction"].shape[1]
         if names is not None and len(names) != outputs:
-            raise ValueError(f"there are {len(names)} names and {outputs} outputs")
+            raise ValueError(f"'names' has {len(names)} entries, expected {outputs}, the outputs")
         if outputs == 1 and names is None:
             return pandas.DataFrame({n: c[:, 0] for n, c in columns.items()}, index=index)
         labels = range(outputs) if names is None else names

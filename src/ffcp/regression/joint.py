@@ -107,7 +107,7 @@ def checked_side(side: Any, joint: Joint = False) -> str:
     'lower'
     """
     if side not in SIDES:
-        raise ValueError(f"side must be one of {', '.join(map(repr, SIDES))}, got {side!r}")
+        raise ValueError(f"'side' must be one of {', '.join(map(repr, SIDES))}, got {side!r}")
     if side == EACH and is_share(joint):
         raise ValueError(
             f"side='each' does not go with a share of the outputs, joint={joint!r}: outputs may "
@@ -220,7 +220,7 @@ def checked_output_scales(output_scales: Any, joint: Joint) -> OutputScales | st
         numbers = torch.tensor([math.nan])
     if not len(numbers) or not bool((numbers.isfinite() & (numbers > 0)).all()):
         raise ValueError(
-            f"output_scales must be one positive number per output, 'auto' or None, got "
+            f"'output_scales' must be one positive number per output, 'auto' or None, got "
             f"{output_scales!r}"
         )
     return tuple(numbers.tolist())

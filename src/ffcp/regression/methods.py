@@ -468,7 +468,7 @@ def _on_feature(localizer: Localizer | str, scale: GradientNorm) -> Localizer | 
         return localizer
     if scale.is_open:
         raise ValueError(
-            "on='feature' needs one feature by its name: the automatic choice would change the "
-            "embedding on the way"
+            "on='feature' needs one named feature, since the embedding would depend on which "
+            "one is selected: name it"
         )
     return replace(localizer, on=str(scale.feature))

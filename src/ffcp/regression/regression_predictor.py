@@ -109,9 +109,9 @@ class RegressionPredictor(Predictor):
         super().check_scores()
         columns = self.calibration.scores.shape[1]
         if not has_own_thresholds(self.joint) and columns > columns_of(self.side, self.joint, 1):
-            raise ValueError("it has several scores for outputs that are covered jointly")
+            raise ValueError("expected one score per row for outputs that are covered jointly")
         if columns % columns_of(self.side, True, 1):
-            raise ValueError("it has scores of one side only, where each has its own")
+            raise ValueError("expected scores of both sides")
 
     # -- using the calibration --------------------------------------------------------------
 

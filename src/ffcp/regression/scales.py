@@ -98,12 +98,12 @@ class GradientNorm(Described):
 
     def __post_init__(self) -> None:
         if not 0 < self.floor < math.inf:
-            raise ValueError(f"floor must be a positive number, got {self.floor}")
+            raise ValueError(f"'floor' must be a positive number, got {self.floor}")
         names = [self.feature] if isinstance(self.feature, str) else list(self.feature)
         if not names:
             raise ValueError("the list of candidate features is empty")
         if not all(isinstance(name, str) for name in names):
-            raise TypeError(f"feature must be the name of a layer, got {self.feature!r}")
+            raise TypeError(f"'feature' must be the name of a layer, got {self.feature!r}")
         jacobian.checked_norm(self.norm)
         jacobian.checked_method(self.method)
 
@@ -189,7 +189,7 @@ class CandidateScales(Described):
     def __post_init__(self) -> None:
         object.__setattr__(self, "scales", tuple(as_scale(scale) for scale in self.scales))
         if any(getattr(scale, "is_open", False) for scale in self.scales):
-            raise ValueError("a list of scales to select from cannot hold one that is open itself")
+            raise ValueError("a list of scales cannot hold one that is open, to be selected itself")
         described = [describe(scale) for scale in self.scales]
         twice = [one for number, one in enumerate(described) if one in described[:number]]
         if twice:

@@ -35,7 +35,7 @@ class Support(NamedTuple):
             row = int(bad.any(dim=1).nonzero()[0, 0])
             value = y[row].reshape(-1)[bad[row]][0].item()
             raise ValueError(
-                f"y holds {value:g} in row {first_row + row} (rows count from 0), and support "
+                f"y holds {value:g} in row {first_row + row} (rows count from 0), and 'support' "
                 f"says that targets lie {self!r}: repair these rows, or make the predictor with "
                 "another support"
             )
@@ -69,7 +69,7 @@ def checked_support(support: Any) -> Support | None:
             f"support is a pair, the smallest and the largest target or None: got {support!r}"
         ) from error
     if not ends.low < ends.high:
-        raise ValueError(f"support must go from a smaller to a larger number, got {support!r}")
+        raise ValueError(f"'support' must go from a smaller to a larger number, got {support!r}")
     return ends if any(map(math.isfinite, ends)) else None
 
 

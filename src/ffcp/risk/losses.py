@@ -69,7 +69,7 @@ def _items(mask: Tensor, y: Tensor) -> Tensor:
         )
     y = y.to(mask.device)
     if y.dtype != torch.bool and not bool(((y == 0) | (y == 1)).all()):
-        raise ValueError("targets must be 0 or 1: pass for every item whether it is true")
+        raise ValueError("targets must be 0 or 1: pass True or False for every item")
     return y.bool()
 
 

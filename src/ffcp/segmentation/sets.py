@@ -117,8 +117,8 @@ def label_maps(y: Tensor, output: Tensor, ignore: int | None, first_row: int = 0
     n, classes, height, width = output.shape
     if y.shape != (n, height, width):
         raise ValueError(
-            f"labels have shape {tuple(y.shape)}, expected {(n, height, width)}: use y[:, 0] to "
-            "remove a channel, or y.argmax(dim=1) for one-hot maps"
+            f"labels 'y' have shape {tuple(y.shape)}, expected {(n, height, width)}: use y[:, 0] "
+            "to remove a channel, or y.argmax(dim=1) for one-hot maps"
         )
     return known_labels(y, classes, ignore, first_row)
 
@@ -126,7 +126,7 @@ def label_maps(y: Tensor, output: Tensor, ignore: int | None, first_row: int = 0
 def known_labels(y: Tensor, classes: int, ignore: int | None, first_row: int = 0) -> Maps:
     """Return label maps, checked to hold class numbers or the ignored label."""
     if y.is_floating_point() or y.dtype == torch.bool:
-        raise TypeError(f"labels must be integers, got {y.dtype}: convert them with y.long()")
+        raise TypeError(f"labels 'y' must be integers, got {y.dtype}: convert them with y.long()")
     y = y.long()
     known = torch.ones_like(y, dtype=torch.bool) if ignore is None else y != ignore
     outside = known & ((y < 0) | (y >= classes))

@@ -93,7 +93,7 @@ class Smooth(Described):
 
     def __post_init__(self) -> None:
         if not 0 < self.sigma < math.inf:
-            raise ValueError(f"sigma must be a positive number, got {self.sigma}")
+            raise ValueError(f"'sigma' must be a positive number, got {self.sigma}")
         if self.samples < 1:
             raise ValueError(f"smoothing needs at least one sample, got {self.samples}")
         if isinstance(checked_method(self.method), Smooth):
@@ -115,7 +115,7 @@ def checked_method(method: Method) -> Method:
     if isinstance(method, (Sketch, Smooth)) or method in (AUTO, EXACT, COLOURED):
         return method
     raise ValueError(
-        f"method must be 'auto', 'exact', 'coloured', Sketch(probes) or Smooth(sigma, samples), "
+        f"'method' must be 'auto', 'exact', 'coloured', Sketch(probes) or Smooth(sigma, samples), "
         f"got {method!r}"
     )
 
@@ -127,7 +127,7 @@ def checked_norm(norm: float) -> float:
     2
     """
     if norm not in (1, 2, math.inf):
-        raise ValueError(f"norm must be 1, 2 or float('inf'), got {norm!r}")
+        raise ValueError(f"'norm' must be 1, 2 or float('inf'), got {norm!r}")
     return norm
 
 

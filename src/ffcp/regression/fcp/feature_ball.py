@@ -84,9 +84,9 @@ class FeatureBallScore(IntervalScore):
                 choices = " or ".join(map(repr, known))
                 raise ValueError(f"{name} must be {choices}, got {value!r}")
         if steps is not None and steps < 1:
-            raise ValueError(f"steps must be at least 1, or None to choose it, got {steps}")
+            raise ValueError(f"'steps' must be at least 1, or None to choose it, got {steps}")
         if not 0 < lr < math.inf:
-            raise ValueError(f"lr must be a positive number, got {lr}")
+            raise ValueError(f"'lr' must be a positive number, got {lr}")
         self._model, self._given_head, self.feature = model, head, feature
         self.norm, self.bound, self.invert = norm, bound, invert
         self.steps, self.lr, self.optimizer, self.joint = steps, lr, optimizer, joint
