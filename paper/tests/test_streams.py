@@ -22,7 +22,7 @@ def test_every_row_is_followed_by_every_method(
     result = streams.run("small")
     assert {len(one.hits) for one in result.tracked.values()} == {500}
     assert result.tracked["aci"].hits[350:].mean() > result.tracked["CP"].hits[350:].mean()
-    assert result.alarms["truth"] is not None
+    assert result.alarms["target"] is not None
     assert len(streams.rows_of(result)) == 5
     streams.picture([result, result]).savefig(tmp_path / "stream.png")
 

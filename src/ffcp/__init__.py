@@ -104,8 +104,8 @@ if not TYPE_CHECKING:  # to mypy, a function of this name would make every attri
     def __getattr__(name: str) -> Any:
         """Import optional subpackages, such as ``ffcp.ray``, when they are first used."""
         if name not in _OPTIONAL:
-            rooms = (calibrations, kernels, metrics, scales, scores, segmentation)
-            there = [room.__name__ for room in rooms if name in room.__all__]
+            parts = (calibrations, kernels, metrics, scales, scores, segmentation)
+            there = [part.__name__ for part in parts if name in part.__all__]
             meant = f": use {there[0]}.{name}" if there else ""
             raise AttributeError(f"module 'ffcp' has no attribute {name!r}{meant}")
         return importlib.import_module(f"ffcp.{name}")

@@ -169,8 +169,8 @@ def test_nothing_is_told_without_change_and_a_change_is(kind: str) -> None:
     moved = (y[300:] + 3) if kind == "bands" else y[300:].mul(0)
     if kind == "bands":
         monitor.update(x[300:], moved)
-        assert monitor.alarms["truth"] is not None
-        assert monitor.alarms["truth"] >= 300
+        assert monitor.alarms["target"] is not None
+        assert monitor.alarms["target"] >= 300
     monitor.update(4 * x[300:] + 2)
     assert monitor.alarms["prediction"] is not None
     share, low, high, rows = monitor.coverage()[None]
@@ -185,7 +185,7 @@ def test_inputs_alone_are_watched_where_truth_never_comes() -> None:
     assert not monitor.alarm
     monitor.update(3 * x)
     assert monitor.alarms["layer values"] is not None
-    assert monitor.tests["truth"].rows == 0
+    assert monitor.tests["target"].rows == 0
 
 
 def test_rows_one_by_one_or_at_once_are_the_same() -> None:
@@ -260,11 +260,11 @@ def test_targets_that_are_not_known_are_not_watched(outputs: int) -> None:
     predictor = ffcp.CP(nn.Linear(2, outputs), missing=True).calibrate(x[:200], gaps[:200])
     monitor = ffcp.Monitor(predictor, seed=0).update(x[200:], gaps[200:], groups=["a"] * 300)
     known = int((~unknown[200:]).any(dim=1).sum())
-    assert monitor.tests["truth"].rows == monitor.coverage()["a"][3] == known < 300
-    ranked = monitor.tests["truth"].ranks.scores
+    assert monitor.tests["target"].rows == monitor.coverage()["a"][3] == known < 300
+    ranked = monitor.tests["target"].ranks.scores
     assert ranked == sorted(ranked)
     assert not monitor.alarm
-    assert monitor.update(x[200:], gaps[200:] + 9).alarms["truth"] is not None
+    assert monitor.update(x[200:], gaps[200:] + 9).alarms["target"] is not None
 
 
 def test_wealth_is_drawn_with_its_limits() -> None:
@@ -279,7 +279,7 @@ def test_wealth_is_drawn_with_its_limits() -> None:
     assert monitor.plot(given) is given
     pyplot.close("all")
     table = monitor.table()
-    assert [row["what"] for row in table][:2] == ["test of truth", "test of prediction"]
+    assert [row["what"] for row in table][:2] == ["test of target", "test of prediction"]
     assert str(monitor).partition("\n\n")[0].count("\n") == len(table)
 
 
@@ -362,7 +362,7 @@ def test_many_threads_and_predictors_with_weights_are_watched() -> None:
             monitor.update(x[i : i + 4], y[i : i + 4], weights=torch.ones(4))
 
     assert not together(*[job] * 4)
-    assert monitor.rows == monitor.tests["truth"].rows == 160
+    assert monitor.rows == monitor.tests["target"].rows == 160
     assert copy.deepcopy(monitor).update(x[:4]).rows == 164
 
 

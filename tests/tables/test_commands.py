@@ -138,7 +138,7 @@ def test_check_says_that_rows_had_a_part_in_the_fit(folder: Path, tmp_path: Path
 def test_check_in_order_of_time_shows_all_tests(folder: Path, tmp_path: Path) -> None:
     houses(200, 5).to_csv(tmp_path / "a.csv", index=False)
     found = runner.invoke(app, ["check", str(folder), str(tmp_path / "a.csv"), "--time", "sold"])
-    for said in ("in order of 'sold'", "test of truth", "test of prediction"):
+    for said in ("in order of 'sold'", "test of target", "test of prediction"):
         assert said in words(found)
     wrong = runner.invoke(app, ["check", str(folder), str(tmp_path / "a.csv"), "--time", "town"])
     assert (wrong.exit_code, "neither a number nor a date" in words(wrong)) == (2, True)

@@ -102,8 +102,8 @@ def test_a_change_on_the_way_is_found_after_it(fitted: tables.FittedTable) -> No
     shuffled = moved.sample(frac=1, random_state=0)
     found = fitted.watch(shuffled, time="sold")
     assert found is not None
-    assert found.alarms["truth"] is not None
-    assert 200 <= found.alarms["truth"] < 260
+    assert found.alarms["target"] is not None
+    assert 200 <= found.alarms["target"] < 260
     assert "drift" in found.table()[0]["says"]
 
 

@@ -329,14 +329,14 @@ def _depends(value: float, low: float, high: float) -> str:
 
 def _print_watched(monitor: Monitor | None, fitted: FittedTable, time: str | None) -> None:
     """Print whether drift was detected, and the tests."""
-    from ffcp.online.monitor import COLUMNS, TRUTH
+    from ffcp.online.monitor import COLUMNS, TARGET
 
     if monitor is None:
         why = "a fit by folds keeps no scores" if fitted.about.folds else "pass --time COLUMN"
         say(f"Not tested for drift: {why}.")
         return
     if time is None:  # rows in random order are compared with calibration, not with one another
-        drift, shown = monitor.alarms[TRUTH] is not None, monitor.table()[:1]
+        drift, shown = monitor.alarms[TARGET] is not None, monitor.table()[:1]
         order, times = "random order", 1
     else:
         drift, shown, order, times = monitor.alarm, monitor.table(), f"order of {time!r}", 2

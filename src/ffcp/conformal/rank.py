@@ -40,7 +40,7 @@ def exact_alpha(alpha: Any, what: str = "alpha") -> Fraction:
 
 def _exact(alpha: Any, what: str) -> Fraction:
     if isinstance(alpha, bool) or not isinstance(alpha, (numbers.Real, Decimal)):
-        raise TypeError(f"{what} must be a number between 0 and 1, got {alpha!r}")
+        raise TypeError(f"{what!r} must be a number between 0 and 1, got {alpha!r}")
     if math.isfinite(alpha):
         exact = isinstance(alpha, (numbers.Rational, Decimal))
         # A float as it prints, with 12 digits: more than rounding errors leave right.
@@ -51,11 +51,11 @@ def _exact(alpha: Any, what: str) -> Fraction:
         "alpha": "it is the allowed share of misses: 0.1 means 90 % coverage",
         "confidence_level": "it is the nominal coverage: 0.9 means 10 % of misses",
         "pac": "it is a probability over calibration sets: 0.95 fails for one of 20",
-        "a level": "0.5 is the median",
+        "level": "0.5 is the median",
         "fdr": "it is the allowed share of false discoveries: 0.1 means one in ten",
         "rank_error": "it is the share of calibration scores by which a threshold may be too large",
     }
-    raise ValueError(f"{what} must lie strictly between 0 and 1, got {alpha}: {says[what]}")
+    raise ValueError(f"{what!r} must lie strictly between 0 and 1, got {alpha}: {says[what]}")
 
 
 def exact_alphas(alpha: Any, what: str = "alpha") -> tuple[list[Fraction], bool]:

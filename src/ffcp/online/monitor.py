@@ -29,7 +29,7 @@ from ffcp.predictor import Predictor
 from ffcp.regression.joint import BONFERRONI
 from ffcp.regression.regression_predictor import RegressionPredictor
 
-TRUTH = "truth"  # the test of scores, which needs targets
+TARGET = "target"  # the test of scores, which needs targets
 PREDICTION, NORM, VALUES = "prediction", "gradient norm", "layer values"
 
 
@@ -96,7 +96,7 @@ class Monitor(Resumable):
 
     Notes
     -----
-    The test of targets (``"truth"``) ranks the score of each row among the calibration scores and
+    The test of targets (``"target"``) ranks the score of each row among the calibration scores and
     all earlier ones. Tests of inputs, which need no targets, use the prediction, the gradient norm
     and the distance of layer values from their centre; :meth:`start` provides reference inputs.
     Assumption: without drift, calibration and stream are exchangeable, so a stream of dependent
@@ -162,7 +162,7 @@ class Monitor(Resumable):
         comparable = not getattr(predictor, "draws_to_calibrate_only", False)
         usable = comparable and scores.shape[1] == 1
         start = scores[~scores.isnan()].tolist() if usable else []
-        self.tests: dict[str, Test] = {TRUTH: Test(start, self._seed(0))}
+        self.tests: dict[str, Test] = {TARGET: Test(start, self._seed(0))}
         names = [PREDICTION] + ([NORM] if self.feature else [])
         self.tests.update({name: Test((), self._seed(i)) for i, name in enumerate(names, 1)})
         self._centre: tuple[Tensor, Tensor] | None = None  # of the layer's values, and their spread
@@ -228,7 +228,7 @@ class Monitor(Resumable):
                 worst = scores.reshape(rows, -1).nan_to_num(-math.inf, math.inf, -math.inf)
                 worst = worst.amax(dim=1)
                 known = worst[worst > -math.inf]  # rows with a missing target have no score
-                self.tests[TRUTH].add(known.tolist(), math.log(self.threshold))
+                self.tests[TARGET].add(known.tolist(), math.log(self.threshold))
             for name, values in features.items():
                 # Each is fair only given its own past, so they are combined by a union bound.
                 limit = math.log(self.threshold * len(features))
@@ -354,7 +354,7 @@ class Monitor(Resumable):
 
     def _limit(self, name: str) -> float:
         """Return the wealth at which a test raises its alarm."""
-        return self.threshold * (1 if name == TRUTH else len(self.tests) - 1)
+        return self.threshold * (1 if name == TARGET else len(self.tests) - 1)
 
     def plot(self, ax: Any = None) -> Any:
         """Plot the wealth of every test over the rows, and the limit at which it raises an alarm.

@@ -84,7 +84,7 @@ class Distribution:
         next C_k, and above it up, so that (0.05, 0.95) are the ends of the intervals of
         ``side="each"`` at alpha = 0.1.
         """
-        asked, are_many = exact_alphas(levels, "a level")
+        asked, are_many = exact_alphas(levels, "level")
         scores = torch.empty(len(asked), len(self), self._outputs, dtype=torch.float64)
         for rows, output, own in self._parts():
             for place, level in enumerate(asked):

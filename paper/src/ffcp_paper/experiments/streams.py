@@ -193,7 +193,7 @@ def picture(results: list[Result]) -> Figure:
             axis.axvline(row, color="#8c959f", linewidth=0.9, linestyle=":")
             axis.annotate(mark, (row, axis.get_ylim()[0]), (4, 4), textcoords="offset points",
                           fontsize=8, color="#57606a")  # fmt: skip
-        alarm = result.alarms["truth"]
+        alarm = result.alarms["target"]
         if alarm is not None:
             axis.axvline(alarm, color="#cf222e", linewidth=0.9, linestyle="-.")
             axis.annotate("alarm", (alarm, 1.0), (4, -10), textcoords="offset points",
