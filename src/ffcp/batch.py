@@ -47,8 +47,9 @@ class Requires(NamedTuple):
     values : tuple of str, default=()
         Names of the layers whose values it records.
     norm : float, default=2
+        Which norm of the gradient: 1, 2 or ``math.inf``.
     method : str, Sketch or Smooth, default="auto"
-        Which norm of the gradient, and how it is computed: see :func:`ffcp.gradient_norms`.
+        How it is computed: see :func:`ffcp.gradient_norms`.
     of : callable, default=None
         A function from the output (n, ...) to one number per row, (n,), whose gradient is taken
         in place of that of every output. ``None``: of every output.

@@ -51,8 +51,9 @@ def intervals(
     output : int, default=None
         Which of several outputs; by default each has a panel of its own, up to nine.
     xlabel : str, default=None
+        Label of the horizontal axis.
     ylabel : str, default="target"
-        Labels of the axes.
+        Label of the vertical axis.
     ax : Axes, default=None
         The axes to draw into.
 
@@ -167,8 +168,11 @@ def group_coverage(
     Parameters
     ----------
     interval : Interval or (lower, upper)
+        As in :func:`ffcp.metrics.group_coverage`.
     y : array-like
+        As in :func:`ffcp.metrics.group_coverage`.
     groups, feature : array-like, default=None
+        As in :func:`ffcp.metrics.group_coverage`.
     slices : int, default=3
         As in :func:`ffcp.metrics.group_coverage`.
     xlabel : str, default="group"

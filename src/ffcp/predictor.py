@@ -152,16 +152,16 @@ class Predictor(Persistent):
         Parameters
         ----------
         x : array-like, frame, tuple, dict or loader
-        y : array-like, default=None
-            Inputs and targets, as tensors, arrays, frames or lists of numbers (converted by
-            :func:`ffcp.network.inputs.to_tensors`); or ``x`` alone, a loader that yields pairs
-            ``(x, y)``. The rows must not have trained the model. The columns of a frame are kept:
-            later frames are put in this order. Intervals have the shape of ``y``: (n,), (n, 1) or
-            (n, m).
+            Inputs of rows that have not trained the model, as tensors, arrays, frames or lists of
+            numbers (converted by :func:`ffcp.network.inputs.to_tensors`); or a loader that yields
+            pairs ``(x, y)``, passed alone. The columns of a frame are kept: later frames are put
+            in this order.
 
             An IterableDataset must be divided by ``torch.utils.data.get_worker_info()``: rows that
             every worker yields count several times, which breaks the guarantee. This is an error
             where the first batches are equal, and not noticed where each worker shuffles.
+        y : array-like, default=None
+            Targets, unless ``x`` is a loader. Intervals have their shape: (n,), (n, 1) or (n, m).
         groups : array-like, default=None
             A label for each row (strings or numbers), or a function from a batch of inputs to
             labels: every group then has its own threshold, and the guarantee holds within every

@@ -129,6 +129,7 @@ def FFRAPSScore(  # noqa: N802
     delta : float, default=None
         Weight of the gradient norm; 0 is RAPS. 0.01 if neither given nor tuned.
     lam : float, default=None
+        As in :func:`ffcp.scores.RAPS`.
     kreg : int, default=None
         As in :func:`ffcp.scores.RAPS`.
     gradient : str, default="softmax"
@@ -137,8 +138,11 @@ def FFRAPSScore(  # noqa: N802
     feature : str, default=None
         The layer for ``gradient="feature"``, by its dotted name, or ``"input"``.
     temperature : float or str, default=1.0
+        As in :func:`ffcp.scores.RAPS`.
     tune : str, default=None
+        As in :func:`ffcp.scores.RAPS`.
     randomized : bool, default=True
+        As in :func:`ffcp.scores.RAPS`.
     allow_empty : bool, default=False
         As in :func:`ffcp.scores.RAPS`; ``tune`` also chooses ``delta``, if that is left out.
 

@@ -152,7 +152,9 @@ class APS(Named):
     Parameters
     ----------
     model : nn.Module
+        As in :class:`LAC`.
     temperature : float or str, default=1.0
+        As in :class:`LAC`.
     **common : dict
         As in :class:`LAC`.
     randomized : bool, default=True
@@ -212,10 +214,13 @@ class RAPS(Penalised):
     Parameters
     ----------
     model : nn.Module
+        As in :class:`LAC`.
     temperature : float or str, default=1.0
+        As in :class:`LAC`.
     **common : dict
         As in :class:`LAC`.
     randomized : bool, default=True
+        As in :class:`APS`.
     seed : int, default=None
         As in :class:`APS`.
     lam : float, default=None
@@ -278,11 +283,17 @@ class FFRAPS(Penalised):
     Parameters
     ----------
     model : nn.Module
+        As in :class:`RAPS`.
     lam : float, default=None
+        As in :class:`RAPS`.
     kreg : int, default=None
+        As in :class:`RAPS`.
     temperature : float or str, default=1.0
+        As in :class:`RAPS`.
     tune : str, default=None
+        As in :class:`RAPS`.
     randomized : bool, default=True
+        As in :class:`RAPS`.
     **common : dict
         As in :class:`RAPS`.
     delta : float, default=None

@@ -336,6 +336,7 @@ class SetPredictor(Predictor):
         Parameters
         ----------
         x : array-like, frame, tuple, dict or loader
+            As in :meth:`predict_set`.
         groups : array-like, default=None
             As in :meth:`predict_set`. With groups or ``class_conditional=True`` rows are ranked
             among those of their group or of the label.

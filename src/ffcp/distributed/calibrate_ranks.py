@@ -42,7 +42,9 @@ def calibrate(
     predictor : Predictor
         Constructed with the same arguments and weights in every process.
     x : array-like, frame, tuple, dict or loader
+        As in :meth:`ffcp.predictor.Predictor.calibrate`.
     y, groups, weights, new : array-like, default=None
+        As in :meth:`ffcp.predictor.Predictor.calibrate`.
     update : bool, default=False
         As in :meth:`ffcp.predictor.Predictor.calibrate`. Parts may be of any size, even empty.
         Rows that a ``DistributedSampler`` repeats, to give every rank the same number, are left

@@ -83,8 +83,11 @@ def excess_risk(
     Parameters
     ----------
     interval : Interval or (lower, upper)
-    y, x : array-like
-        The intervals, the targets, and the inputs as an (n, d) array.
+        Intervals, or their ends.
+    y : array-like
+        Targets, in the shape of the ends.
+    x : array-like
+        Inputs, (n, d).
     alpha : float, default=None
         The level; by default the attribute ``alpha`` of the intervals, or 0.1.
     classifier : estimator, default=None
@@ -95,6 +98,7 @@ def excess_risk(
     seed : int, default=0
         Seed of the split into folds.
     joint : bool, float, str or tuple, default=False
+        As in :func:`coverage`.
     missing : bool, default=False
         As in :func:`coverage`.
 

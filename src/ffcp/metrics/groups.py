@@ -28,8 +28,9 @@ def group_coverage(
     Parameters
     ----------
     interval : Interval or (lower, upper)
+        Intervals, or their ends.
     y : array-like
-        The intervals and the targets.
+        Targets, in the shape of the ends.
     groups : array-like, default=None
         A label for each row. Without groups and feature, rows are cut into thirds of y
         (:func:`tertiles`).

@@ -81,8 +81,9 @@ def size_stratified_violation(
     Parameters
     ----------
     sets : LabelSet or array-like
+        Label sets, or a mask of shape (n, classes).
     y : array-like
-        The sets and the true labels.
+        Labels, integers of shape (n,).
     alpha : float, default=0.1
         Allowed share of misses.
     strata : sequence of int, default=SIZE_STRATA

@@ -33,8 +33,11 @@ def worst_slab_coverage(
     Parameters
     ----------
     interval : Interval or (lower, upper)
-    y, x : array-like
-        The intervals, the targets, and the inputs as an (n, d) array.
+        Intervals, or their ends.
+    y : array-like
+        Targets, in the shape of the ends.
+    x : array-like
+        Inputs, (n, d).
     share : float, default=0.1
         Smallest share of the rows in a slab.
     directions : int, default=1000

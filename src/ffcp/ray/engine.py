@@ -65,7 +65,9 @@ def calibrate(
     groups, weights : str, default=None
         The column of the group, and of the weight, as in ``predictor.calibrate``.
     new : Dataset, default=None
+        As in ``predictor.calibrate`.
     update : bool, default=False
+        As in ``predictor.calibrate`.
     rank_error : float, default=None
         As in ``predictor.calibrate``; ``new`` stays in this process. With ``rank_error=1e-4`` the
         scores of any number of rows take little memory in this process.
@@ -139,8 +141,11 @@ def predict(
     dataset : Dataset
         The rows to predict.
     x : str, list, dict or tuple
+        As in :func:`calibrate`.
     groups, weights : str, default=None
+        As in :func:`calibrate`.
     workers : int, default=None
+        As in :func:`calibrate`.
     resources : dict
         As in :func:`calibrate`.
     id : str, default=None

@@ -160,8 +160,9 @@ class CrossConformal(nn.Module):
         Parameters
         ----------
         x : array-like, frame, tuple, dict or loader
-        y : array-like
             All rows that the networks were trained with, in the order of ``folds``.
+        y : array-like
+            Their targets.
         """
         target = arrays.target_tensor(y)
         count = len(self.folds)

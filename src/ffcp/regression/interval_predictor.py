@@ -86,11 +86,12 @@ class IntervalPredictor(RegressionPredictor):
         every row with a known target calibrates, and the guarantee is about the known outputs of
         rows with the same missingness.
     selection_fraction : float, default=0.2
-    selection_alpha : float, default=0.1
-    seed : int, default=None
         Where something is to be selected: the share of the calibration rows that are used for it
-        and do not calibrate, the level at which candidates are compared, and the seed of the
-        division.
+        and do not calibrate.
+    selection_alpha : float, default=0.1
+        Level at which candidates are compared.
+    seed : int, default=None
+        Seed of the split.
     batch_size : int, default=None
         Rows per pass over arrays; by default about 16 MB of input (2 MB of images), at most
         8,192 rows.

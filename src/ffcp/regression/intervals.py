@@ -427,8 +427,9 @@ class Quantiles(Described):
     Parameters
     ----------
     lower : int, default=0
+        Place of the lower end in the last dimension.
     upper : int, default=1
-        The places of the two ends in the last dimension.
+        Place of the upper end in the last dimension.
     median : int, default=None
         The place of the quantile that is the prediction; without it the prediction is the
         middle of the two ends.

@@ -205,10 +205,15 @@ class FFCQR(FFCP):
     model : nn.Module
         A network whose forward returns the lower and the upper quantile, (n, 2).
     feature : str, nn.Module or list, default="auto"
+        As in :class:`FFCP`.
     norm : float, default=2
+        As in :class:`FFCP`.
     floor : float, default=1e-6
+        As in :class:`FFCP`.
     method : str, Sketch or Smooth, default="auto"
+        As in :class:`FFCP`.
     calibration : Calibration, default=None
+        As in :class:`FFCP`.
     **common : dict
         As in :class:`FFCP`.
 
@@ -277,8 +282,9 @@ class Localized(IntervalPredictor):
         Parameters
         ----------
         x : array-like, frame, tuple, dict or loader
+            Inputs of rows that will not calibrate, for example the training data.
         y : array-like
-            Inputs and targets that will not calibrate, for example the training data.
+            Their targets.
         planned : int, default=None
             How many rows will calibrate; by default as many as are given here.
         """
@@ -356,7 +362,9 @@ class LCQR(LCP):
     model : nn.Module
         A network whose forward returns the lower and the upper quantile, (n, 2).
     localizer : Localizer or str, default="nearest"
+        As in :class:`LCP`.
     guarantee : str, default="marginal"
+        As in :class:`LCP`.
     **common : dict
         As in :class:`LCP`.
 
@@ -382,12 +390,17 @@ class FFLCP(Localized, AtLayer):
     Parameters
     ----------
     model : nn.Module
+        As in :class:`FFCP`.
     feature : str, nn.Module or list, default="auto"
+        As in :class:`FFCP`.
     norm : float, default=2
+        As in :class:`FFCP`.
     floor : float, default=1e-6
+        As in :class:`FFCP`.
     method : str, Sketch or Smooth, default="auto"
         As in :class:`FFCP`.
     localizer : Localizer or str, default="nearest"
+        As in :class:`LCP`.
     guarantee : str, default="marginal"
         As in :class:`LCP`; a localizer on ``"feature"`` measures distances at the layer whose
         gradient is taken.
@@ -437,12 +450,17 @@ class FFLCQR(FFLCP):
     model : nn.Module
         A network whose forward returns the lower and the upper quantile, (n, 2).
     feature : str, nn.Module or list, default="auto"
+        As in :class:`FFCP`.
     norm : float, default=2
+        As in :class:`FFCP`.
     floor : float, default=1e-6
+        As in :class:`FFCP`.
     method : str, Sketch or Smooth, default="auto"
         As in :class:`FFCP`.
     localizer : Localizer or str, default="nearest"
+        As in :class:`FFLCP`.
     guarantee : str, default="marginal"
+        As in :class:`FFLCP`.
     **common : dict
         As in :class:`FFLCP`.
 

@@ -242,6 +242,7 @@ class RegressionPredictor(Predictor):
         Parameters
         ----------
         x : array-like, frame, tuple, dict or loader
+            As in :meth:`predict_interval`.
         groups : array-like, default=None
             As in :meth:`predict_interval`.
         first_row : int, default=None

@@ -88,7 +88,9 @@ class RiskControl(Predictor):
         order determined on calibration rows that are set aside and not tested; ``"bonferroni"``
         tests each level at (1 - pac) / levels with all rows.
     selection_fraction : float, default=0.2
+        As in :class:`ffcp.SetPredictor`.
     seed, batch_size : int, default=None
+        As in :class:`ffcp.SetPredictor`.
     output : str, int or callable, default=None
         As in :class:`ffcp.SetPredictor`.
 

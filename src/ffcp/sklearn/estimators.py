@@ -286,7 +286,9 @@ class ConformalClassifier(ClassifierMixin, _Conformal):  # type: ignore[misc]
         returns logits in the order of the sorted classes. A trained network may name its classes,
         in the order of its outputs, by an attribute ``classes_``.
     alpha, confidence_level : float, default=None
+        As in :class:`ConformalRegressor`.
     calibration_size : float, default=0.25
+        As in :class:`ConformalRegressor`.
     random_state : int, RandomState or None, default=None
         As in :class:`ConformalRegressor`.
     method : str or callable, default="auto"

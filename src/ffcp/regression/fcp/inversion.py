@@ -119,7 +119,9 @@ def exact_distance(
     Parameters
     ----------
     head : Head
+        As in :func:`descend`.
     v, y : Tensor
+        As in :func:`descend`.
     norm : float, default=math.inf
         As in :func:`descend`.
     max_steps : int, default=100

@@ -51,10 +51,12 @@ class FCP(RegressionPredictor):
         ``"descent"``, as in the paper: gradient descent, stopped after ``steps`` steps.
         ``"exact"``: until the head provably takes the value y within the distance.
     steps : int, default=None
+        Number of steps of the descent. ``None`` selects it on a part of the calibration data that
+        is then left out of the scores.
     lr : float, default=0.01
+        Step size of the descent.
     optimizer : str, default="sgd"
-        Of the descent. ``steps=None`` chooses the number on a part of the calibration data that
-        is then left out of the scores; ``optimizer`` is ``"sgd"`` or ``"adam"``.
+        ``"sgd"`` or ``"adam"``.
     head : nn.Module, default=None
         The module from feature to output, if it cannot be read out of the model.
     calibration : Calibration, default=None
@@ -236,14 +238,23 @@ class FCQR(FCP):
         A network whose forward returns the lower and the upper quantile, (n, 2). Quantiles that
         cross are put in order.
     feature : str or nn.Module
+        As in :class:`FCP`.
     norm : float, default=math.inf
+        As in :class:`FCP`.
     bound : str, default="ibp"
+        As in :class:`FCP`.
     invert : str, default="descent"
+        As in :class:`FCP`.
     steps : int, default=None
+        As in :class:`FCP`.
     lr : float, default=0.01
+        As in :class:`FCP`.
     optimizer : str, default="sgd"
+        As in :class:`FCP`.
     head : nn.Module, default=None
+        As in :class:`FCP`.
     calibration : Calibration, default=None
+        As in :class:`FCP`.
     **common : dict
         As in :class:`FCP`.
 
