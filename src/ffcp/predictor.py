@@ -190,7 +190,7 @@ class Predictor(Persistent):
             score, calibration = self._given
             if update:
                 score, calibration = self._state.score, self.calibration
-                self._must_have(fingerprint(self.model), "the scores there are")
+                self._must_have(fingerprint(self.model), "the current scores")
                 self._state.identity.must_be_run_alike(autocast(self.model))  # type: ignore[union-attr]
             calibration = checked_calibration(score, calibration, groups, weights, new, update)
             identity = Identity.of(self.model)

@@ -91,6 +91,6 @@ class Losses(Calibration):
             )
         mean = float(self.scores[:, -1].mean())
         return (
-            f": even at the last level the mean loss is {mean:.3g} of the largest: let the family "
-            "end in sets that lose nothing"
+            f": even at the last level the mean loss is {mean:.3g} of the largest: use a "
+            "function 'sets' that has no loss there"
         )

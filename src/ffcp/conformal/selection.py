@@ -64,7 +64,7 @@ class Selection(Described):
     """Selects missing arguments of a score or a calibration; the base of all selections."""
 
     #: What is selected, for messages.
-    what = "what is left open"
+    what = "the setting to be selected"
     #: How many rows are enough to select; more would only cost time and memory.
     most_rows = 10_000
     #: Whether :meth:`without_rows` settles it where rows are too few to be divided ...

@@ -205,7 +205,8 @@ class Choice(ShownAsTable, Described):
         )
         below = [
             "> marks the chosen one."
-            + (chosen > 0) * " A difference of rounding does not count: plain CP is then taken.",
+            + (chosen > 0)
+            * " Differences within rounding do not count: plain CP is then selected.",
             "Correlation: of the ranks of scale and residual, +1 if the scale is largest where the "
             "model errs most.",
         ]
@@ -332,7 +333,7 @@ def why_plain(choice: Choice, what: str = "feature") -> str:
 def why_no_choice(rows: int, alpha: Any, what: str = "feature") -> str:
     """Explain why nothing was selected."""
     return (
-        f"plain CP is used: of {rows} rows none can be spared to choose the "
+        f"plain CP is used: {rows} rows are too few to set some aside for selecting the "
         f"{what}, as alpha={float(exact_alpha(alpha)):g} needs "
-        f"{rows_needed(alpha)} to calibrate. Give more rows, or name the {what}"
+        f"{rows_needed(alpha)} to calibrate. Pass more rows, or name the {what}"
     )
