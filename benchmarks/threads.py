@@ -142,7 +142,7 @@ def counted() -> dict[str, int]:
                 if not torch.equal(ends(predictor), before):
                     odd.append("another interval")
             except RuntimeError as error:
-                if "no longer those of the calibration" not in str(error):
+                if "changed since the calibration" not in str(error):
                     odd.append(str(error))
 
     raised = together(*[ask] * 4, lambda: losses.extend(steps(model, 300)))

@@ -245,7 +245,7 @@ def test_training_meanwhile_is_not_disturbed_and_no_band_is_given(name: str) -> 
     assert together(lambda: trained.extend(losses(case)), ask) == []
     assert trained == expected
     ask()  # when it is trained, at the latest
-    assert kinds == {"the model's weights are no longer those of the calibration, "[:60]}
+    assert kinds == {"the model's weights or hooks have changed since the calibration, "[:60]}
 
 
 @pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
