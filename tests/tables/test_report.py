@@ -91,8 +91,13 @@ def test_a_browser_shows_it_narrow_and_wide_light_and_dark(
     page.goto(path.as_uri())
     assert asked == [path.as_uri()]
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    picture = page.locator("svg").bounding_box()  # which fits, and so need not scroll
-    assert picture["x"] + picture["width"] <= width
+    for kind in ("svg", ".choice p"):  # which fit, and so need not scroll
+        box = page.locator(kind).first.bounding_box()
+        assert box["x"] + box["width"] <= width
+    wide = "[...document.querySelectorAll('div')].filter(one => one.scrollWidth > one.clientWidth)"
+    page.evaluate("document.querySelector('.choice td:last-child').textContent = '1'.repeat(300)")
+    assert page.evaluate(f"{wide}.length") > 0
+    assert page.evaluate(f"{wide}.every(one => one.matches('.scroll'))")  # a shadow shows it
     back = page.evaluate("getComputedStyle(document.body).backgroundColor")
     light = sum(map(int, re.findall(r"\d+", back)[:3])) > 380
     assert light == (scheme == "light")
