@@ -115,8 +115,25 @@ def test_a_sparse_matrix_is_asked_for_as_an_array() -> None:
 
 
 def test_labels_in_a_column_are_told_how_to_become_a_vector() -> None:
-    with pytest.raises(ValueError, match=r"y\[:, 0\]"):
-        ffcp.LAC(nn.Linear(4, 3)).calibrate(X, torch.zeros(120, 1, dtype=torch.long))
+    with pytest.raises(ValueError, match=r"y\[:, 0\]\.long\(\)"):  # of one logit often floats
+        ffcp.LAC(nn.Linear(4, 1)).calibrate(X, torch.zeros(120, 1))
+
+
+def test_an_iterable_dataset_that_yields_rows_is_told_of_a_loader() -> None:
+    class Rows(torch.utils.data.IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return zip(X, Y, strict=True)
+
+    with pytest.raises(ValueError, match=r"DataLoader\(data, batch_size=256\)"):
+        ffcp.CP(nn.Linear(4, 1)).calibrate(Rows())
+    assert len(
+        ffcp.CP(nn.Linear(4, 1)).calibrate(torch.utils.data.DataLoader(Rows(), 256)).calibration
+    )
+
+
+def test_a_vector_in_place_of_intervals_is_told_what_is_expected() -> None:
+    with pytest.raises(TypeError, match=r"expected intervals first, then 'y', got a vector"):
+        ffcp.metrics.coverage(Y - 1, Y)
 
 
 def test_load_with_swapped_arguments_is_told() -> None:

@@ -32,10 +32,17 @@ def test_large_numbers_are_written_with_thousands() -> None:
     assert text.splitlines()[-1].split() == ["0", "100,000", "200,000", "300,000"]
 
 
+def test_one_row_is_no_rows_and_empty_settings_are_left_out() -> None:
+    predictor = ffcp.Learned(MODEL, seed=0).calibrate(X, Y)
+    assert repr(predictor.predict_interval(X[:1])).startswith("Interval: 1 row, coverage")
+    assert repr(predictor.predict_interval(X[:2])).startswith("Interval: 2 rows, coverage")
+    assert "[]" not in repr(predictor)
+
+
 def test_notebooks_show_the_lines_of_print() -> None:
     predictor = ffcp.CP(MODEL).calibrate(X, Y)
     for shown in (predictor, ffcp.Online(predictor), ffcp.Monitor(predictor)):
-        assert shown._repr_html_().startswith("<pre>")
+        assert shown._repr_html_().startswith("<pre style='overflow-x: auto'>")  # fits a phone
         assert str(shown).splitlines()[0].split(":")[0] in shown._repr_html_()
 
 

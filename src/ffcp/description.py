@@ -154,8 +154,8 @@ def _short(value: Any) -> str:
 
 
 def is_default(value: Any) -> bool:
-    """Whether a setting is one that nobody set: None, False, or both sides of intervals."""
-    return value is None or value is False or value == "both"
+    """Whether a setting is one that nobody set: None, False, empty, or both sides of intervals."""
+    return value is None or value is False or value in ([], "both")
 
 
 def shown(described: Any) -> str:

@@ -16,7 +16,7 @@ class ShownAsText:
     """Shows in notebooks what ``print`` writes, with its columns in place."""
 
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
+        return f"<pre style='overflow-x: auto'>{html.escape(str(self))}</pre>"
 
 
 class Ranking(NamedTuple):

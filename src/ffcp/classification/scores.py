@@ -442,7 +442,7 @@ def checked_labels(y: Tensor, out: BatchOutput, other_labels: bool = False) -> T
     rows, classes = out.output.shape
     if y.dim() != 1:
         hint = ": for one-hot rows use y.argmax(dim=1)" if y.shape[-1] == classes else ""
-        hint = ": give y[:, 0]" if y.shape == (rows, 1) else hint
+        hint = ": give y[:, 0].long()" if y.shape == (rows, 1) else hint
         raise ValueError(
             f"labels 'y' have shape {tuple(y.shape)}, expected one integer per row: {(rows,)}{hint}"
         )

@@ -16,7 +16,7 @@ from ffcp.metrics.shares import Coverage
 
 KNOWN = "known"
 
-_SWAPPED = "the arguments are swapped: pass the intervals first, then 'y'"
+_SWAPPED = "expected intervals first, then 'y', got a vector: are the arguments swapped?"
 
 
 def coverage(interval: Sequence[Any], y: Any, *, joint: Any = False, missing: bool = False) -> Any:

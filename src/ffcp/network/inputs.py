@@ -352,7 +352,8 @@ def pairs(
         if labels.dim() == 0 or labels.shape[0] != rows:
             raise ValueError(
                 f"x has {rows} rows but the target has shape {tuple(labels.shape)}: for a single "
-                "row write x[None], and give torch.stack(x) for a list of rows"
+                "row write x[None], and give torch.stack(x) for a list of rows, and "
+                "DataLoader(data, batch_size=256) for an IterableDataset that yields rows"
             )
         # Of the first targets; later ones may be (n,) for (n, 1).
         read.layout.setdefault("y", {"row": list(labels.shape[1:])})

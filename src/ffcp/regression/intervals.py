@@ -96,7 +96,8 @@ class Interval(ShownAsText, _Interval):
         0             0         0.5           1
         1             0         0.5           1
         """
-        rows = f"Interval: {len(self.prediction):,} rows"
+        count = len(self.prediction)
+        rows = f"Interval: {count:,} row{'s' if count != 1 else ''}"
         if self._has_levels:
             levels = self.alpha if isinstance(self.alpha, tuple) else [None] * len(self.lower)
             widths = zip(levels, self.width, strict=True)

@@ -62,13 +62,13 @@ class NetworkSource:
         return result.double().numpy()
 
 
-class FirstColumn(nn.Module):
+class StoredWithFeatures(nn.Module):
     """A model whose precomputed predictions are the first column of its input.
 
     The other columns are the features, from which a method can learn its errors. There is no
     gradient.
 
-    >>> FirstColumn()(torch.tensor([[7.0, 1.0, 2.0]]))
+    >>> StoredWithFeatures()(torch.tensor([[7.0, 1.0, 2.0]]))
     tensor([7.])
     """
 
@@ -84,7 +84,7 @@ class StoredSource:
 
     def __init__(self, estimator: Any, classes: Array | None, columns: NumericColumns) -> None:
         self.estimator, self.classes, self.columns = estimator, classes, columns
-        self.model: nn.Module = FirstColumn() if classes is None else Stored()
+        self.model: nn.Module = StoredWithFeatures() if classes is None else Stored()
 
     def inputs(self, x: Any) -> Tensor:
         """Return the input of the predictor: predictions, and for regression the features."""
