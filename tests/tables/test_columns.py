@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ pytest.importorskip("pandas")
 import pandas as pd
 
 from ffcp import tables
-from ffcp.tables import cells, columns
+from ffcp.tables import cells, columns, targets
 from ffcp.tables.columns import Column, Columns
 from ffcp.tables.errors import TableError
 from tests.tables.material import houses, new
@@ -62,6 +63,21 @@ def test_a_column_that_counts_the_rows_is_left_out() -> None:
     rows = np.sort(np.random.default_rng(0).permutation(1000)[:500])  # some of all rows train
     assert learned(a=rows).why == "row numbers"
     assert learned(a=np.random.default_rng(0).permutation(500)).kind == "number"
+
+
+@pytest.mark.parametrize("form", ["€{}", "{:,}", "{} %", "$ {}", "{}'000", "-{}€"])
+def test_numbers_with_signs_are_named_and_are_no_classes_unasked(form: str) -> None:
+    written = [form.format(1000 + row % 50) for row in range(300)]
+    assert f"{written[0]!r} is not read as a number" in learned(a=written).why
+    frame = pd.DataFrame({"a": range(300), "price": written})
+    with pytest.raises(TableError, match=f"holds {re.escape(repr(written[0]))}: write plain"):
+        tables.fit(frame, "price", minutes=0.02)
+    assert targets.learn(frame, "price", True, []).classes
+
+
+@pytest.mark.parametrize("words", [["red", "5 %"], ["12:30", "13:05"], ["1a", "2b"], ["A-1", "-"]])
+def test_words_with_digits_are_categories_without_a_remark(words: list[str]) -> None:
+    assert learned(a=words * 20).why == "2 levels"
 
 
 def test_month_and_day_that_could_be_swapped_are_said() -> None:

@@ -16,6 +16,8 @@ ISO = "ISO8601"
 _QUOTED = 40  # characters of a cell in a message
 # With decimal commas, points may only separate groups of three digits: 1.234.567,8.
 _GROUPED = r"\s*[+-]?\d{1,3}(?:\.\d{3})+(?:,\d*)?\s*"
+# A number with a currency, a percent sign or separators of thousands: €1,234.5, -5 %, 1'000.
+_DECORATED = r"[-+]?[€$£¥]?\s?[-+]?\d{1,3}(?:[,.' ]?\d{3})*(?:[.,]\d+)?\s?[%€$£¥]?"
 _DATE = r"\d{4}|\d\D+\d+\D+\d"  # every date has a year, or three numbers
 _TIMES = ("", " %H:%M", " %H:%M:%S", " %I:%M %p")
 # Tried in this order; the first that reads every cell is used.
@@ -60,6 +62,17 @@ def words(series: pd.Series) -> np.ndarray[Any, Any]:
         found: np.ndarray[Any, Any] = np.array([*map(_word, levels), ""], dtype=object)[codes]
         return found  # the code of a missing cell is -1, the last
     return np.array([_word(cell) for cell in series.astype(object)], dtype=object)
+
+
+def decorated_number(cell_words: np.ndarray[Any, Any]) -> str | None:
+    """Return a cell to quote if nearly all hold numbers with signs or separators of thousands.
+
+    >>> decorated_number(np.array(["€950", "€1,050"], dtype=object))
+    '€950'
+    >>> decorated_number(np.array(["red", "5 %"], dtype=object))
+    """
+    some = pd.Series(cell_words[:1000], dtype=object)
+    return str(some.iloc[0]) if some.str.fullmatch(_DECORATED).mean() > 0.95 else None
 
 
 def _word(cell: Any) -> str:

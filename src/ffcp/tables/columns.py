@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -256,7 +256,10 @@ def _learn(name: str, series: pd.Series, decimal: str, detail: int, levels: int)
     form = cells.date_format(series)
     if form is not None:
         return _learn_date(name, series, form, detail)
-    return _learn_category(name, cells.words(series), missing, levels)
+    column = _learn_category(name, cells.words(series), missing, levels)
+    cell = cells.decorated_number(cells.words(series[bad]))
+    plain = f"; {cell!r} is not read as a number: write plain numbers such as 1234.5"
+    return column if cell is None else replace(column, why=column.why + plain)
 
 
 def _learn_number(

@@ -94,6 +94,12 @@ def learn(frame: pd.DataFrame, name: str, classify: bool, decisions: list[str]) 
     if not classify and bad.sum() > _WORDS * (~missing).sum():
         if cells.date_format(series) is not None:
             raise TableError(f"the target {name!r} holds dates: expected numbers or class labels")
+        cell = cells.decorated_number(cells.words(series[bad]))
+        if cell is not None:
+            raise TableError(
+                f"the target {name!r} holds {cell!r}: write plain numbers such as 1234.5, or "
+                "predict labels by --classify"
+            )
         decisions.append(f"the target {name!r} is words: label sets, as with --classify")
         classify = True
     elif bad.any() and not classify:
