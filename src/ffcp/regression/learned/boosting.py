@@ -56,11 +56,13 @@ class BoostedQuantiles:
         checked = checked_tensors(own, shapes)
         levels = [0.0, *checked["knots"].tolist(), 1.0]
         if knots < 2 or any(low >= high for low, high in pairwise(levels)):
-            raise ValueError("what was learned has knots that are no levels, from low to high")
+            raise ValueError(
+                "'knots' of what was learned must be levels between 0 and 1, in ascending order"
+            )
         if len(trees.rounds) != outputs * knots:
-            raise ValueError(f"what was learned has {len(trees.rounds)} boosters")
+            raise ValueError(f"expected {outputs * knots} boosters, got {len(trees.rounds)}")
         if not bool((checked["unit"] > 0).all()):
-            raise ValueError("what was learned has a unit that is not positive")
+            raise ValueError("'unit' of what was learned must be positive")
         return cls(trees, checked["knots"], checked["unit"])
 
     @property

@@ -45,27 +45,28 @@ class Learned(LearnsFromTraining):
 
     Parameters
     ----------
-    model
+    model : nn.Module
         A trained network; forward returns one tensor with a row per input row, at most 64
         numbers each.
-    on
+    on : str, callable or a sequence of them, default=None
         What is learned from: any of ``"prediction"`` (always used), ``"norms"``, ``"values"`` (of
         the last layer before the output), ``"input"`` (left out unless it is one table of
         numbers), and functions of :class:`ffcp.BatchOutput` that give one or more numbers per row.
-        By default prediction and input of a table; norms and values of images, text and the like.
-    nested
+        By default prediction, values and input of a table; prediction, values and norms of images,
+        text and the like.
+    nested : {"central", "grown"}, default="central"
         ``"central"``: sets between two quantiles as far below as above the median. ``"grown"``:
         grown from the densest part outward, shorter where noise is skewed.
-    learner
+    learner : {"network", "boosting", "both"}, default="network"
         ``"network"``: small networks, without further packages. ``"boosting"``: boosted
         trees by LightGBM (``pip install 'ffcp[trees]'``), kept as tensors: predicting, saving,
         loading and exporting need no LightGBM. ``"both"``: the mean of both.
-    calibration
+    calibration : Calibration, default=None
         As in :class:`ffcp.IntervalPredictor`.
-    calibrate_rows
+    calibrate_rows : int, default=None
         Without :meth:`fit`, how many rows calibrate while all others are learned from; by default
         100 / alpha, 1,000 for alpha = 0.1, but at most a share of few rows.
-    **common
+    **common : dict
         As in :class:`ffcp.IntervalPredictor`.
 
     Notes
@@ -122,10 +123,11 @@ class Learned(LearnsFromTraining):
 
         Parameters
         ----------
-        x, y
+        x : array-like, frame, tuple, dict or loader
+        y : array-like, default=None
             As in :meth:`calibrate`. At most 20,000 rows are used: of arrays a random part, of a
             loader the first, so let it shuffle.
-        disjoint
+        disjoint : bool, default=False
             Whether calibration rows are known to be different, because the caller divided the
             data. Otherwise they are compared with these, and many equal rows are an error.
         """

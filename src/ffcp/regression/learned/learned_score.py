@@ -51,9 +51,9 @@ class LearnedScore(TwoSidedScore):
 
     def __post_init__(self) -> None:
         if self.shape not in FAMILIES:
-            raise ValueError(f"{self.shape!r} is no family of nested sets")
+            raise ValueError(f"'shape' must be one of {', '.join(FAMILIES)}, got {self.shape!r}")
         if self.kind not in LEARNERS:
-            raise ValueError(f"{self.kind!r} is no learner")
+            raise ValueError(f"'kind' must be one of {', '.join(LEARNERS)}, got {self.kind!r}")
 
     def config(self) -> dict[str, Any]:
         """Return the constructor arguments, without learned tensors."""
@@ -81,9 +81,11 @@ class LearnedScore(TwoSidedScore):
         sizes = (learner.outputs * (1 + len(self.sight.norms)),)
         are_sizes = typical.dtype == torch.float32 and bool((typical > 0).all())
         if tuple(typical.shape) != sizes or not are_sizes or not bool(typical.isfinite().all()):
-            raise ValueError("what was learned has no typical sizes of its columns")
+            raise ValueError(
+                "'typical' of what was learned must be positive, one for each prediction and norm"
+            )
         if rows is not None and not _are_hashes(rows):
-            raise ValueError("what was learned has no hashes of its rows")
+            raise ValueError("'rows' of what was learned must be sorted hashes")
         return replace(self, learner=learner, typical=typical, rows=rows)
 
     def shaped(self, shape: str) -> LearnedScore:

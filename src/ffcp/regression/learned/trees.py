@@ -109,7 +109,9 @@ class Trees:
     def from_state(cls, tensors: Mapping[str, Tensor]) -> Trees:
         """Return the trees of saved tensors; raise ValueError for impossible ones."""
         if tensors["path"].dim() != 3 or 0 in tensors["path"].shape:
-            raise ValueError(f"trees have paths of shape {tuple(tensors['path'].shape)}")
+            raise ValueError(
+                f"'path' must have three dimensions, got shape {tuple(tensors['path'].shape)}"
+            )
         trees, leaves, splits = tensors["path"].shape
         whole, real = (torch.int64, (trees, splits)), (torch.float64, (trees, splits))
         expected: dict[str, Any] = {
@@ -130,7 +132,7 @@ class Trees:
         }
         for name, end in most.items():
             if not bool(((checked[name] >= 0) & (checked[name] < end)).all()):
-                raise ValueError(f"trees have a {name} that is not there")
+                raise ValueError(f"{name!r} of the trees points outside its table")
         return cls(checked)
 
     @property
