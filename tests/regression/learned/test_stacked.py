@@ -7,9 +7,10 @@ import torch
 from torch import nn
 
 import ffcp
-from ffcp.regression.learned.learners import MeanQuantiles
+from ffcp.regression.learned.feature_columns import FeatureColumns
+from ffcp.regression.learned.learners import NETWORK, MeanQuantiles
 from ffcp.regression.learned.nested import LEVELS
-from ffcp.regression.learned.teaching import CrossFit, stacked
+from ffcp.regression.learned.teaching import CrossFit, Rows, Teacher, stacked
 from tests.conftest import normal
 
 
@@ -33,6 +34,42 @@ def test_missing_residuals_say_nothing_about_the_weight() -> None:
         stacked(CrossFit(quantiles(0.5), []), CrossFit(quantiles(3.5), []), residuals).weight
         == 0.25
     )
+
+
+def test_outputs_in_large_units_do_not_decide_the_weight_alone() -> None:
+    residuals = (normal(400, 2, seed=0) * torch.tensor([1.0, 3.0])).double()
+    networks, trees = (quantiles(width).expand(-1, 2, -1) for width in (1.0, 3.0))
+    found = set()
+    for unit in (1e-3, 1.0, 1e3):
+        units = torch.tensor([[1.0], [unit]]).double()
+        fits = [CrossFit(one * units, []) for one in (networks, trees)]
+        found.add(stacked(*fits, residuals * units[:, 0]).weight)
+    assert len(found) == 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("tells", ["input", "hidden values"])
+def test_networks_learn_from_hidden_values_only_where_they_tell_more(tells: str) -> None:
+    rows, width = 480, 64
+    columns = normal(rows, 2 + width, seed=0)  # a prediction, an input, and hidden values
+    told = columns[:, 1 if tells == "input" else 2]
+    residuals = (told.abs() + 0.1)[:, None].double() * normal(rows, 1, seed=1)
+    if tells == "hidden values":
+        columns[:, 3:] = columns[:, 2:3]
+    teacher = Teacher(FeatureColumns(takes_input=True, values="0", width=width), 0, 0.05)
+    fresh = Rows(columns, residuals, torch.ones(rows))
+    found = teacher.cross_fitted(NETWORK, fresh, lambda: None)
+    assert found.hidden == (tells == "hidden values")
+    learned = teacher.taught(NETWORK, fresh, found).learner
+    other = columns.clone()
+    other[:, 2:] += 1
+    is_ignored = torch.equal(learned(fresh_columns(other)), learned(fresh_columns(columns)))
+    assert is_ignored == (tells == "input")
+
+
+def fresh_columns(columns: torch.Tensor) -> torch.Tensor:
+    """Return columns with the logarithm of the prediction, as learners see them."""
+    return torch.cat([columns[:, :1], columns[:, :1].abs().log(), columns[:, 1:]], dim=1)
 
 
 @pytest.mark.long

@@ -114,10 +114,10 @@ class FeatureColumns(Described):
         logs = columns[:, : len(typical)].abs().maximum(typical).log()
         return torch.cat([columns[:, :outputs], logs, columns[:, len(typical) :]], dim=1)
 
-    def for_trees(self, columns: Tensor) -> int:
-        """Return how many of the columns trees learn from: beside an input no hidden values.
+    def without_hidden(self, columns: Tensor) -> int:
+        """Return how many of the columns are no hidden values beside the input of a table.
 
-        These help networks, and lead trees astray (docs/bands.md).
+        Hidden values lead trees astray, and networks of few rows (docs/bands.md).
         """
         return columns.shape[1] - (self.width if self.takes_input else 0)
 

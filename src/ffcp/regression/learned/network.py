@@ -12,8 +12,9 @@ from torch.nn import functional
 from ffcp.regression.learned.nested import LEVELS
 
 MEMBERS, WIDTH = 4, 64  # number of networks, whose quantiles are averaged, and their width
-_BATCH, _RATE, _DECAY, _DROPOUT = 512, 4e-3, 1e-3, 0.1
-_EPOCHS, _PATIENCE = 150, 8
+_RATE, _DECAY, _DROPOUT = 4e-3, 1e-3, 0.05
+_LEAST_BATCH, _BATCH = 64, 512  # a tenth of the rows, but no fewer and no more
+_EPOCHS, _PATIENCE = 150, 16
 _STEPS, _FULL = 600, 0.4  # at most so many steps, this share of them at the full rate
 _HELD_OUT = 6  # each network holds out another sixth of the rows, for early stopping
 _SMALLEST = 1e-6  # step between two quantiles, in units of a typical residual
@@ -47,7 +48,7 @@ class QuantileNetwork:
         checked = checked_tensors(tensors, {n: (torch.float32, s) for n, s in shapes.items()})
         for name in ("spread", "deviation", "unit"):
             if not bool((checked[name] > 0).all()):
-                raise ValueError(f"what was learned has a {name} that is not positive")
+                raise ValueError(f"{name!r} of what was learned must be positive")
         return cls(checked)
 
     @property
@@ -56,9 +57,10 @@ class QuantileNetwork:
         return len(self._t["unit"])
 
     def __call__(self, columns: Tensor) -> Tensor:
-        """Return quantiles (n, outputs, levels), in float64."""
+        """Return quantiles (n, outputs, levels), in float64, from the columns that were learned."""
         t = self._t
-        scaled = standardised(columns.to("cpu", torch.float32), t)
+        first = columns[:, : len(t["centre"])]
+        scaled = standardised(first.to("cpu", torch.float32), t)
         with torch.no_grad():
             raw = _forward(scaled.expand(MEMBERS, -1, -1), t)
             quantiles = ascending(raw.unflatten(-1, (len(t["unit"]), -1))).mean(dim=0)
@@ -70,13 +72,18 @@ def checked_tensors(
 ) -> dict[str, Tensor]:
     """Return tensors on the CPU; raise ValueError for other names, types, shapes or infinity."""
     if set(tensors) != set(expected):
-        raise ValueError(f"what was learned has the parts {', '.join(sorted(tensors))}")
+        raise ValueError(
+            f"expected the tensors {', '.join(sorted(expected))}, got {', '.join(sorted(tensors))}"
+        )
     for name, (dtype, shape) in expected.items():
         tensor = tensors[name]
         if tensor.dtype != dtype or tuple(tensor.shape) != tuple(shape):
-            raise ValueError(f"what was learned has a {name} of shape {tuple(tensor.shape)}")
+            raise ValueError(
+                f"{name!r} of what was learned must be {dtype} of shape {tuple(shape)}, got "
+                f"{tensor.dtype} of shape {tuple(tensor.shape)}"
+            )
         if not bool(tensor.isfinite().all()):
-            raise ValueError(f"what was learned has a {name} that is not finite")
+            raise ValueError(f"{name!r} of what was learned must be finite")
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
@@ -205,6 +212,7 @@ def _train(z: Tensor, y: Tensor, shares: Tensor, generator: torch.Generator) -> 
         weights["b3"].copy_(unordered(marginal))
     levels = LEVELS.float()
     # Each network holds out other rows, and learns from the rest.
+    batch = min(max(_LEAST_BATCH, len(z) // 10), _BATCH)
     size, order = max(1, len(z) // _HELD_OUT), torch.randperm(len(z), generator=generator)
     turned = torch.stack([order.roll(-member * size) for member in range(MEMBERS)])
     held, rest = turned[:, :size], turned[:, size:] if len(z) > size else turned
@@ -222,7 +230,7 @@ def _train(z: Tensor, y: Tensor, shares: Tensor, generator: torch.Generator) -> 
     waited, steps = torch.zeros(MEMBERS, dtype=torch.float32), 0
     for _ in range(_EPOCHS):
         shuffled = [own[torch.randperm(len(own), generator=generator)] for own in rest]
-        for rows in torch.stack(shuffled).split(_BATCH, dim=1):
+        for rows in torch.stack(shuffled).split(batch, dim=1):
             # With a rate that falls to zero, 600 steps do as well as 1,600 at one rate.
             share = max(0.02, min(1.0, (1 - steps / _STEPS) / (1 - _FULL)))
             optimizer.param_groups[0]["lr"] = _RATE * share

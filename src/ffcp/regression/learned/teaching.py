@@ -88,74 +88,94 @@ class Teacher:
     def taught(
         self, kind: str, fresh: Rows, cross_fit: CrossFit | None = None, **config: Any
     ) -> LearnedScore:
-        """Return the score learned from all rows, with the number of trees of ``cross_fit``."""
+        """Return the score learned from all rows, with the settings of ``cross_fit``."""
         found: dict[str, Any] = {}
         if cross_fit is not None:
             found = {"rounds": cross_fit.rounds or None, "weight": cross_fit.weight}
+            found["hidden"] = cross_fit.hidden
         learner, typical = self._learned(kind, pooled(fresh, self.training), **found)
         return LearnedScore(
             self.sight, kind, **{**self.config, **config}, learner=learner, typical=typical
         )
 
     def _learned(
-        self, kind: str, rows: Rows, held: Rows | None = None, weight: float = 0.5, **ways: Any
+        self,
+        kind: str,
+        rows: Rows,
+        held: Rows | None = None,
+        weight: float = 0.5,
+        hidden: bool = True,
+        **ways: Any,
     ) -> tuple[Any, Tensor]:
         """Return a learner fitted to rows, and the typical sizes of their columns.
 
         Rows that are ``held`` out end the growth of trees; ``weight`` is that of the trees, where
-        both learn.
+        both learn. Networks learn from hidden values beside the input of a table if ``hidden``.
         """
         typical = self.sight.typical(rows.columns, rows.residuals.shape[1])
         seen = self.sight.logarithmic(self.sight.tied(rows.columns, typical), typical)
-        given = (seen, rows.residuals, self.seed, rows.weights)
+        first, given = self.sight.without_hidden(seen), (rows.residuals, self.seed, rows.weights)
+        columns = seen if hidden else seen[:, :first]
         if kind == NETWORK:
-            return network.learn(*given), typical
+            return network.learn(columns, *given), typical
         if held is not None:
             ways["held"] = (self.sight.logarithmic(held.columns, typical), held.residuals)
-        trees = boosting.learn(*given, tail=self.tail, first=self.sight.for_trees(seen), **ways)
+        trees = boosting.learn(seen, *given, tail=self.tail, first=first, **ways)
         if kind == BOOSTING:
             return trees, typical
-        return MeanQuantiles(network.learn(*given), trees, weight), typical
+        return MeanQuantiles(network.learn(columns, *given), trees, weight), typical
 
     def cross_fitted(self, kind: str, fresh: Rows, step: Callable[[], object]) -> CrossFit:
-        """Return cross-fitted quantiles: those of each fold are learned from all other rows."""
-        quantiles = torch.empty(*fresh.residuals.shape, len(LEVELS), dtype=torch.float64)
-        fold, rounds = torch.arange(len(quantiles)) % _FOLDS, []
-        for held in (fold == number for number in range(folds_of(len(quantiles)))):
+        """Return cross-fitted quantiles: those of each fold are learned from all other rows.
+
+        Networks learn with and without hidden values beside the input of a table: few rows are
+        misled by so many columns. Those with the smaller pinball loss are returned.
+        """
+        columns = fresh.columns.shape[1]
+        is_either = kind == NETWORK and self.sight.without_hidden(fresh.columns) < columns
+        shape = (*fresh.residuals.shape, len(LEVELS))
+        found = {
+            hidden: torch.empty(shape, dtype=torch.float64)
+            for hidden in ((True, False) if is_either else (True,))
+        }
+        fold, rounds = torch.arange(len(fresh.columns)) % _FOLDS, []
+        for held in (fold == number for number in range(folds_of(len(fold)))):
             rest = pooled(fresh.part(~held), self.training)
-            learner, typical = self._learned(kind, rest, held=fresh.part(held))
-            seen = self.sight.logarithmic(fresh.columns[held], typical)
-            quantiles[held] = learner(seen)
+            for hidden, quantiles in found.items():
+                learner, typical = self._learned(kind, rest, fresh.part(held), hidden=hidden)
+                quantiles[held] = learner(self.sight.logarithmic(fresh.columns[held], typical))
             rounds.append(getattr(learner, "rounds", []))
             step()
-        return CrossFit(
-            quantiles, [round(sum(each) / len(each)) for each in zip(*rounds, strict=True)]
-        )
+        best = min(found, key=lambda hidden: _pinball(found[hidden], fresh.residuals))
+        mean_rounds = [round(sum(each) / len(each)) for each in zip(*rounds, strict=True)]
+        return CrossFit(found[best], mean_rounds, hidden=best)
 
 
 class CrossFit(NamedTuple):
     """Cross-fitted quantiles (n, m, levels), and the settings selected on the way.
 
-    ``rounds`` is the number of trees of each quantile, ``weight`` that of trees in the mean.
+    ``rounds`` is the number of trees of each quantile, ``weight`` that of trees in the mean;
+    ``hidden`` says whether networks learn from hidden values beside the input of a table.
     """
 
     quantiles: Tensor
     rounds: list[int]
     weight: float = 0.5
+    hidden: bool = True
 
 
 def stacked(networks: CrossFit, trees: CrossFit, residuals: Tensor) -> CrossFit:
     """Return the weighted mean of both with the smallest pinball loss on these residuals."""
-    used = judged(len(residuals))
+    means = {weight: torch.lerp(networks.quantiles, trees.quantiles, weight) for weight in _STACKED}
+    weight = min(means, key=lambda weight: _pinball(means[weight], residuals))
+    return CrossFit(means[weight], trees.rounds, weight, networks.hidden)
 
-    def loss(weight: float) -> float:
-        quantiles = torch.lerp(networks.quantiles[used], trees.quantiles[used], weight)
-        error = residuals[used][..., None] - quantiles
-        return float(torch.maximum(LEVELS * error, (LEVELS - 1) * error).nanmean())
 
-    weight = min(_STACKED, key=loss)
-    quantiles = torch.lerp(networks.quantiles, trees.quantiles, weight)
-    return CrossFit(quantiles, trees.rounds, weight)
+def _pinball(quantiles: Tensor, residuals: Tensor) -> float:
+    """Return the mean pinball loss in the cross-fitted folds, of outputs in units of their own."""
+    used, unit = judged(len(residuals)), network.typical_size(residuals).double()
+    error = (residuals[used][..., None] - quantiles[used]) / unit[:, None]
+    return float(torch.maximum(LEVELS * error, (LEVELS - 1) * error).nanmean())
 
 
 def folds_of(rows: int) -> int:
