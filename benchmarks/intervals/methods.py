@@ -28,7 +28,7 @@ CP, FFCP, LCP, LEARNED = "CP", "FFCP", "LCP", "Learned"
 CQR, BOOSTED = "CQR network", "boosted CQR"
 LAPLACE, EPIC = "last-layer Laplace", "EPICSCORE"
 # Of the measurements. A change makes stored results stale.
-_VERSIONS = {"ffcp": 2, "own": 1, "crepes": 2, "mapie": 2}
+_VERSIONS = {"ffcp": 3, "own": 1, "crepes": 2, "mapie": 2}
 
 
 class Made(NamedTuple):

@@ -184,9 +184,10 @@ class MethodSelection(Selection):
             trials = {name: judge.trial(one, tried[PLAIN]) for name, one in tried.items()}
             best = min(trials, key=lambda name: getattr(trials[name], self.criterion))
             # The best of many is partly luck: without a significant difference the simplest is
-            # selected.
-            if not judge.is_clearly_better(tried[best], tried[self._simplest], self.criterion):
-                best = self._simplest
+            # selected, or else, among what was learned, the mean of both learners.
+            usual = [self._simplest, *(name for name in tried if name.endswith(_BY[MEAN]))]
+            leads = (judge.is_clearly_better(tried[best], tried[n], self.criterion) for n in usual)
+            best = next((n for n, lead in zip(usual, leads, strict=True) if not lead), best)
             score = tried[best].make()
         calibration, bandwidth = aside.calibration, tried[best].bandwidth
         if bandwidth is not None:
@@ -324,28 +325,28 @@ class Auto(LearnsFromTraining):
 
     Parameters
     ----------
-    model
+    model : nn.Module
         A trained network; forward returns one tensor with a row per input row, at most 64
         numbers each.
-    criterion
+    criterion : {"score", "length"}, default="score"
         What decides: ``"score"``, the interval score (length plus 2 / alpha times the miss), or
         ``"length"``, the mean length.
-    on
+    on : str, callable or a sequence of them, default=None
         What is learned from, as in :class:`Learned`; without ``"norms"`` FFCP is no candidate.
-    calibration
+    calibration : Calibration, default=None
         :class:`ffcp.calibrations.Marginal` (the default), :class:`ffcp.calibrations.Weighted` or,
         of either, :class:`ffcp.calibrations.Mondrian`; LCP is no candidate with
         :class:`ffcp.calibrations.Weighted`. Groups have thresholds of their own, and are not looked
         at when methods are compared.
-    quantiles
+    quantiles : str, default=None
         A layer of the model, by name, that gives quantiles of the target itself, as learned by
         the pinball loss: of every row nine, at the levels 0.01, 0.05, 0.15, 0.3, 0.5, 0.7, 0.85,
         0.95 and 0.99. Sets between them are then among the candidates.
-    pac
-        Whether PAC coverage will be asked for: LCP, which has none, is then no candidate.
-    calibrate_rows
+    pac : bool, default=False
+        Whether PAC coverage will be requested: LCP has none and is then left out.
+    calibrate_rows : int, default=None
         How many rows calibrate, or more where a group needs them; by default as said above.
-    **common
+    **common : dict
         As in :class:`ffcp.IntervalPredictor`.
 
     Attributes
@@ -413,8 +414,8 @@ class Auto(LearnsFromTraining):
         """Return thresholds with PAC coverage, which LCP has not."""
         if self.method == LOCAL:
             raise ValueError(
-                "LCP was selected, which has no PAC coverage: make the predictor with pac=True, "
-                "and calibrate again: LCP is then no candidate"
+                "LCP was selected, which has no PAC coverage: make the predictor with 'pac=True', "
+                "which leaves LCP out, and calibrate again"
             )
         return super().pac_quantiles(alphas, sure, metadata)
 
@@ -423,10 +424,11 @@ class Auto(LearnsFromTraining):
 
         Parameters
         ----------
-        x, y
+        x : array-like, frame, tuple, dict or loader
+        y : array-like, default=None
             As in :meth:`calibrate`. At most 20,000 rows teach: of arrays a random part, of a
             loader the first, so let it shuffle.
-        disjoint
+        disjoint : bool, default=False
             Whether calibration rows are known to be others, because the caller divided the data.
             Otherwise they are compared with these, and a calibration is refused if far more of
             them are equal than the data's own repeated rows explain.

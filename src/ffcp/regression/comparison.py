@@ -77,7 +77,8 @@ class AutoChoice(ShownAsTable, Described):
     trials
         For each candidate its interval score (length, plus 2 / alpha times the miss) and its
         length, averaged over the rows that compare. The best is selected if it beats CP, or the
-        central quantiles of the model if it gives any, by more than a standard error.
+        central quantiles of the model if it gives any, by more than a standard error, and the mean
+        of trees and networks too, which is selected otherwise.
     criterion
         Which of the two decided: ``"score"`` or ``"length"``.
     rows
@@ -143,7 +144,7 @@ class AutoChoice(ShownAsTable, Described):
             "> marks the chosen one."
             + (chosen > 0)
             * " Those above it are better by less than chance explains, a standard "
-            "error over these rows; then the simplest is taken.",
+            "error over these rows; then the simplest is taken, or the mean of both learners.",
             f"Interval score: {what}, plus {factor} / alpha times what lies outside; smaller is "
             "better. In the units of the target; of several outputs relative to CP"
             f"{what_reach_is(self.side)}.",
