@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -39,13 +40,12 @@ class Batch(NamedTuple):
     columns: Sequence[str | int] | None = None
 
 
+@dataclass(eq=False)
 class Looks:
     """Runs the model on the batches of one calibration; subclasses also check and count."""
 
-    sample = 8  # rows for the check that the model does not mix rows
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
+    model: nn.Module
+    sample: ClassVar[int] = 8  # rows for the check that the model does not mix rows
 
     def __call__(self, batch: Batch, requires: Requires) -> BatchOutput:
         """Run the model on one batch."""
@@ -278,6 +278,7 @@ def _spared(mask: Tensor, labels: Sequence[Any], known: Tensor, needed: int) -> 
     return mask
 
 
+@dataclass(eq=False)
 class Table:
     """Columns that grow batch by batch.
 
@@ -291,10 +292,9 @@ class Table:
     (3, tensor([0., 0., 1.]), ['a', 'b', 'a'])
     """
 
-    def __init__(self) -> None:
-        self._tensors: dict[str, Tensor] = {}
-        self._lists: dict[str, list[Any]] = {}
-        self._rows = 0
+    _tensors: dict[str, Tensor] = field(default_factory=dict)
+    _lists: dict[str, list[Any]] = field(default_factory=dict)
+    _rows: int = 0
 
     def __len__(self) -> int:
         return self._rows
