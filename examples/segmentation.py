@@ -46,7 +46,7 @@ def main() -> None:
         f"sets hold {size.mean():.2f} labels on average; one in {(size == 1).double().mean():.0%}"
     )
     for name, places in {"sky": 0, "road": 3, "pole": 2, "pedestrian": 9}.items():
-        print(f"  where the truth is {name:10}  {size[test.labels == places].mean():.2f} labels")
+        print(f"  where the label is {name:10}  {size[test.labels == places].mean():.2f} labels")
 
 
 if __name__ == "__main__":

@@ -280,7 +280,7 @@ def _print_fit(fitted: FittedTable) -> None:
     about = fitted.about
     what = f"{len(about.classes)} classes" if about.classes else "numbers"
     used = len(fitted.columns[0].used)
-    say(f"Target {about.target!r}: {what}, from {used} columns of {about.source}")
+    say(f"Target {about.target!r}: {what}, from {used} column{'s' * (used != 1)} of {about.source}")
     for decision in about.decisions:
         say(f"Decided: {decision}")
     say("Rows: " + ", ".join(f"{count:,} for {name}" for name, count in about.rows.items()))
