@@ -127,14 +127,11 @@ class RememberingSelection(auto.MethodSelection):
         name = _Memory.taken
         if name is None:
             return super().select(aside)
-        one, calibration = _Memory.candidates()[name], aside.calibration
-        if one.bandwidth is not None:
-            calibration = auto.localized(calibration, one.bandwidth)
         plain = name.removesuffix(_GROWN)
         if plain not in _Memory.scores:
-            _Memory.scores[plain] = one.make()
+            _Memory.scores[plain] = _Memory.candidates()[name].make()
         score = _Memory.scores[plain]
-        return Selected(score if plain == name else score.shaped(GROWN), calibration, {})
+        return Selected(score if plain == name else score.shaped(GROWN), aside.calibration, {})
 
 
 def _auto(case: Case, criterion: str) -> Made:

@@ -200,7 +200,6 @@ class Persistent(ShownAsText, Stateful, Described):
         expected["learned"] = saved["learned"]
         if isinstance(given, Selection) and given.accepts(score):
             expected["score"] = None
-            expected["calibration"] = None if given.selects_calibration else expected["calibration"]
         pieces = ("score", "calibration")
         if not all(_is_possible(expected[name], saved[name]) for name in pieces) or any(
             expected[name] != saved[name] for name in expected if name not in pieces

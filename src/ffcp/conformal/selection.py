@@ -73,8 +73,6 @@ class Selection(Described):
     fewest_rows = 0
     #: Whether it needs unlabelled inputs, ``calibrate(x, y, new=...)``.
     takes_new = False
-    #: Whether it may also replace the calibration.
-    selects_calibration = False
 
     def requires(self) -> Requires:
         """Return what the pass over the model must compute."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,8 +13,6 @@ from torch import Tensor, nn
 from ffcp.arguments import known_only
 from ffcp.batch import BatchOutput, Requires
 from ffcp.conformal.calibration import Calibration, Marginal
-from ffcp.conformal.columns import Columns
-from ffcp.conformal.local import Local
 from ffcp.conformal.mondrian import Mondrian
 from ffcp.conformal.rank import exact_alpha, rows_needed
 from ffcp.conformal.selection import Aside, Selected, Selection, Teaching
@@ -73,7 +70,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 Self = TypeVar("Self", bound="Auto")
-PLAIN, LOCAL, OWN = "CP", "LCP", "quantiles of the model"
+PLAIN, OWN = "CP", "quantiles of the model"
 _BY = {NETWORK: "networks", BOOSTING: "trees", MEAN: "trees and networks"}
 _FEWEST = 60  # rows set aside: with fewer, nothing is learned from them alone
 _COMPARE = 9  # ... with fewer, candidates learned from other rows cannot be compared; ...
@@ -91,14 +88,12 @@ class MethodSelection(Selection):
     seed: int
     alpha: Any
     calibrate_rows: int | None = None
-    can_localize: bool = True
     quantiles: str | None = None
     sight: FeatureColumns | None = None
     layers: Sequence[str] = ()
     lesson: Lesson | None = None
     what = "the method"
     is_optional = True
-    selects_calibration = True
 
     def prepared(self, model: Any, x: Any) -> MethodSelection:
         """Return the selection with the layers of the model."""
@@ -189,27 +184,19 @@ class MethodSelection(Selection):
             leads = (judge.is_clearly_better(tried[best], tried[n], self.criterion) for n in usual)
             best = next((n for n, lead in zip(usual, leads, strict=True) if not lead), best)
             score = tried[best].make()
-        calibration, bandwidth = aside.calibration, tried[best].bandwidth
-        if bandwidth is not None:
-            calibration = localized(calibration, bandwidth)
         trained = 0 if self.lesson is None else len(self.lesson.rows.weights)
         rows = Used(len(y) + trained if kinds else 0, int(used.sum()), aside.left)
         level = float(exact_alpha(aside.alpha))
         choice = AutoChoice(best, trials, self.criterion, rows, level, self.side, not_tried)
-        return Selected(score, calibration, {"method": choice})
+        return Selected(score, aside.calibration, {"method": choice})
 
     def _candidates(
         self, judge: Comparison, aside: Aside, kinds: Sequence[str], step: Callable[[], object]
     ) -> Iterator[tuple[str, MethodCandidate]]:
-        plain = judge.scaled(self._scaled(Constant()))
-        yield PLAIN, judge.fixed(plain)
+        yield PLAIN, judge.fixed(judge.scaled(self._scaled(Constant())))
         for layer in self.layers:
             scaled = judge.scaled(self._scaled(GradientNorm(layer)))
             yield f"FFCP at {layer!r}", judge.fixed(scaled)
-        # Localized thresholds have no density ratio.
-        can_localize = self.can_localize and judge.weights is None
-        if judge.rows >= 2 * judge.rows_needed and can_localize:
-            yield LOCAL, judge.local(plain)
         if self.quantiles is not None:
             for shape in FAMILIES:
                 yield _named(OWN, shape), judge.fixed(self._own.shaped(shape))
@@ -274,31 +261,14 @@ def _check_quantiles(model: Any, x: Any, requires: Requires) -> None:
         )
 
 
-def localized(calibration: Calibration, bandwidth: float) -> Calibration:
-    """Return the calibration of LCP, also in groups.
-
-    >>> type(localized(Mondrian(), 20.0).inner).__name__
-    'Local'
-    """
-    if isinstance(calibration, Mondrian):
-        return Mondrian(localized(calibration.inner, bandwidth), calibration.by)
-    return Local("nearest", bandwidth=bandwidth)
-
-
-def _checked(calibration: Calibration | None, pac: bool) -> Calibration:
-    """Raise if candidates cannot be compared under a calibration, or it has no PAC coverage."""
+def _checked(calibration: Calibration | None) -> Calibration:
+    """Raise if candidates cannot be compared under a calibration."""
     calibration = Marginal() if calibration is None else calibration
     inner = _inner(calibration)
     if type(inner) not in (Marginal, Weighted):
-        also = " LCP is among the candidates already." if isinstance(inner, Local) else ""
         raise ValueError(
             "Auto compares methods under Marginal or Weighted, also in the groups of Mondrian, got "
-            f"{type(inner).__name__}.{also} For others use ffcp.IntervalPredictor or ffcp.Learned"
-        )
-    if pac and isinstance(inner, Weighted):
-        raise ValueError(
-            "Weighted has no PAC coverage, whose law is known only for calibration rows that count "
-            "alike: leave out pac=True, or the calibration"
+            f"{type(inner).__name__}. For others use ffcp.IntervalPredictor or ffcp.Learned"
         )
     return calibration
 
@@ -306,11 +276,10 @@ def _checked(calibration: Calibration | None, pac: bool) -> Calibration:
 class Auto(LearnsFromTraining):
     """Intervals of the best method, selected on rows that do not calibrate.
 
-    Candidates are CP, FFCP at every layer, LCP with the nearest predictions (not with ``missing``,
-    as it needs all targets), and quantiles of the residual that are learned from training rows
-    (:meth:`fit`) and calibration rows together: by boosted trees (``pip install 'ffcp[trees]'``),
-    by small networks, and as the mean of both, with central sets and with sets grown from the
-    densest part.
+    Candidates are CP, FFCP at every layer, and quantiles of the residual that are learned from
+    training rows (:meth:`fit`) and calibration rows together: by boosted trees (``pip install
+    'ffcp[trees]'``), by small networks, and as the mean of both, with central sets and with sets
+    grown from the densest part.
 
     About 1,000 calibration rows calibrate (as many as miss an interval a hundred times: 10,000 for
     alpha = 0.01; in groups as many in each, on average; of few rows at least two fifths, and of
@@ -335,15 +304,12 @@ class Auto(LearnsFromTraining):
         What is learned from, as in :class:`Learned`; without ``"norms"`` FFCP is no candidate.
     calibration : Calibration, default=None
         :class:`ffcp.calibrations.Marginal` (the default), :class:`ffcp.calibrations.Weighted` or,
-        of either, :class:`ffcp.calibrations.Mondrian`; LCP is no candidate with
-        :class:`ffcp.calibrations.Weighted`. Groups have thresholds of their own, and are not looked
-        at when methods are compared.
+        of either, :class:`ffcp.calibrations.Mondrian`. Groups have thresholds of their own, and are
+        not looked at when methods are compared.
     quantiles : str, default=None
         A layer of the model, by name, that gives quantiles of the target itself, as learned by
         the pinball loss: of every row nine, at the levels 0.01, 0.05, 0.15, 0.3, 0.5, 0.7, 0.85,
         0.95 and 0.99. Sets between them are then among the candidates.
-    pac : bool, default=False
-        Whether PAC coverage will be requested: LCP has none and is then left out.
     calibrate_rows : int, default=None
         How many rows calibrate, or more where a group needs them; by default as said above.
     **common : dict
@@ -373,7 +339,6 @@ class Auto(LearnsFromTraining):
         on: On | Sequence[On] | None = None,
         calibration: Calibration | None = None,
         quantiles: str | None = None,
-        pac: bool = False,
         calibrate_rows: int | None = None,
         **common: Unpack[Common],
     ) -> None:
@@ -384,7 +349,7 @@ class Auto(LearnsFromTraining):
         joint = checked_joint(common.pop("joint", False))
         side = checked_side(common.pop("side", BOTH), joint)
         self.criterion, self.on = criterion, checked_on(on)
-        self.quantiles, self.pac = quantiles, pac
+        self.quantiles = quantiles
         self.calibrate_rows = checked_rows(calibrate_rows, common)
         selection = MethodSelection(
             self.on,
@@ -394,30 +359,16 @@ class Auto(LearnsFromTraining):
             common.get("seed") or 0,
             common.get("selection_alpha", 0.1),
             calibrate_rows,
-            # Localized thresholds need all targets, those of rows that will calibrate too, and
-            # cover on average over calibration sets only.
-            can_localize=not common.get("missing") and not pac,
             quantiles=quantiles,
         )
         super().__init__(  # type: ignore[misc]
-            model, selection, _checked(calibration, pac), joint=joint, side=side, **common
+            model, selection, _checked(calibration), joint=joint, side=side, **common
         )
 
     def config(self) -> dict[str, Any]:
         """Return the constructor arguments, but for the model."""
-        names = ("criterion", "quantiles", "pac")
+        names = ("criterion", "quantiles")
         return {**{name: getattr(self, name) for name in names}, **super().config()}
-
-    def pac_quantiles(
-        self, alphas: Sequence[Fraction], sure: Fraction, metadata: Columns
-    ) -> Tensor:
-        """Return thresholds with PAC coverage, which LCP has not."""
-        if self.method == LOCAL:
-            raise ValueError(
-                "LCP was selected, which has no PAC coverage: make the predictor with 'pac=True', "
-                "which leaves LCP out, and calibrate again"
-            )
-        return super().pac_quantiles(alphas, sure, metadata)
 
     def fit(self: Self, x: Any, y: Any = None, *, disjoint: bool = False) -> Self:
         """Learn from rows that will not calibrate, for example the training rows of the model.

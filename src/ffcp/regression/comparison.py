@@ -11,9 +11,6 @@ import torch
 from torch import Tensor
 
 from ffcp.batch import BatchOutput
-from ffcp.conformal.bandwidth_selection import choose_bandwidth
-from ffcp.conformal.columns import take
-from ffcp.conformal.local import CHOOSING_ROWS, Local, Localizer
 from ffcp.conformal.rank import conformal_quantile, exact_alpha, rows_needed
 from ffcp.conformal.weighted import effective_size, weighted_quantile
 from ffcp.description import Described
@@ -156,7 +153,6 @@ class AutoChoice(ShownAsTable, Described):
 
 _WORDS = {
     "CP": "CP, one width for all rows",
-    "LCP": "LCP, by rows with similar predictions",
     "FFCP at 'input'": "FFCP at the input",
 }
 
@@ -177,7 +173,6 @@ class MethodCandidate(NamedTuple):
     lower: Tensor
     upper: Tensor
     make: Callable[[], IntervalScore]
-    bandwidth: float | None = None  # if localized
 
 
 class Comparison:
@@ -236,30 +231,6 @@ class Comparison:
     ) -> MethodCandidate:
         lower, upper = family.region(self.out if out is None else out, threshold[None])
         return MethodCandidate(lower[0].double().cpu(), upper[0].double().cpu(), lambda: family)
-
-    def local(self, family: ScaledScore) -> MethodCandidate:
-        """Return the intervals of LCP: each half uses bandwidth and thresholds of the other."""
-        scores, alpha, left = self._scores(family), self._level, self._left
-        near = Local("nearest")
-        metadata = near.metadata(self.out)
-
-        def chosen(rows: Tensor) -> float:
-            few = rows.nonzero()[:CHOOSING_ROWS, 0]
-            places = metadata["embedding"][few]
-            known = scores.nan_to_num(0)[few]
-            return choose_bandwidth(near.kernel, known, places, alpha, left).bandwidth
-
-        halves = torch.arange(self.rows) % 2 == 0
-        thresholds = torch.empty_like(scores)
-        for half in (halves, ~halves):
-            there = int((~half).sum())
-            share = chosen(~half) * there / left
-            neighbours = min(there, max(rows_needed(alpha) + 1, min(there, round(share))))
-            part = Local(Localizer("nearest", bandwidth=neighbours))
-            part = part.fit(scores[~half], take(metadata, ~half))
-            thresholds[half] = part.quantile(alpha, take(metadata, half))
-        everything = torch.ones(self.rows, dtype=torch.bool)
-        return self._candidate(family, thresholds)._replace(bandwidth=chosen(everything))
 
     def trial(self, one: MethodCandidate, plain: MethodCandidate) -> MethodTrial:
         """Return mean score and length of a candidate, relative to CP if outputs are several."""
