@@ -65,9 +65,9 @@ def calibrate(
     groups, weights : str, default=None
         The column of the group, and of the weight, as in ``predictor.calibrate``.
     new : Dataset, default=None
-        As in ``predictor.calibrate`.
+        As in ``predictor.calibrate``.
     update : bool, default=False
-        As in ``predictor.calibrate`.
+        As in ``predictor.calibrate``.
     rank_error : float, default=None
         As in ``predictor.calibrate``; ``new`` stays in this process. With ``rank_error=1e-4`` the
         scores of any number of rows take little memory in this process.
