@@ -1,4 +1,4 @@
-"""Auto: compare all interval methods on rows that do not calibrate, and use the best one."""
+"""Auto: compare interval methods on rows that do not calibrate, and use the best one."""
 
 from __future__ import annotations
 
