@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import ffcp
-from ffcp.regression.comparison import AutoChoice, MethodTrial, Used
+from ffcp.regression.comparison import AutoChoice, MethodTrial, RowCounts
 
 X, Y = torch.randn(300, 3), torch.randn(300)
 MODEL = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1))
@@ -71,7 +71,7 @@ def tried(method: str) -> AutoChoice:
     names = ["CP", "FFCP at 'backbone.3'", "learned from training and calibration rows, by trees"]
     names.append(f"{names[-1]} and networks, from the densest part")
     trials = {name: MethodTrial(4.0 - i / 3, 3.0) for i, name in enumerate(names)}
-    return AutoChoice(method, trials, "score", Used(720, 420, 280), 0.1)
+    return AutoChoice(method, trials, "score", RowCounts(720, 420, 280), 0.1)
 
 
 def test_a_choice_is_a_table_that_explains_its_names_and_marks_the_chosen() -> None:

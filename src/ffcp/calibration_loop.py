@@ -18,7 +18,7 @@ from ffcp.conformal.compressed import joined, settled, summary_of
 from ffcp.conformal.mondrian import by_groups
 from ffcp.conformal.rank import rows_needed
 from ffcp.conformal.score import Score
-from ffcp.conformal.selection import Aside, Division, Selection, Teaching
+from ffcp.conformal.selection import Aside, Division, LearningDivision, Selection
 from ffcp.network import forward
 
 NO_WEIGHTS = (
@@ -41,7 +41,7 @@ class Batch(NamedTuple):
 
 
 @dataclass(eq=False)
-class Looks:
+class BatchRunner:
     """Runs the model on the batches of one calibration; subclasses also check and count."""
 
     model: nn.Module
@@ -50,7 +50,7 @@ class Looks:
     def __call__(self, batch: Batch, requires: Requires) -> BatchOutput:
         """Run the model on one batch."""
         beside = (batch.groups, batch.weights, batch.columns)
-        return forward.see(self.model, batch.x, requires, batch.row, *beside)
+        return forward.run_batch(self.model, batch.x, requires, batch.row, *beside)
 
     def finish(self, result: Result) -> Counts:
         """Return what was counted; warnings may be added to those of the result."""
@@ -82,7 +82,7 @@ def calibrate(
     score: Any,
     calibration: Calibration,
     batches: Iterable[Batch],
-    look: Looks,
+    run: BatchRunner,
     settings: Settings,
     rank_error: Any = None,
 ) -> Result:
@@ -99,17 +99,17 @@ def calibrate(
     batches = chain([first], batches)
     selection = score if isinstance(score, Selection) else score.selection()
     if selection is not None:  # candidates depend on the model; of only one the score is made
-        score = selection.prepared(look.model, first.x)
+        score = selection.prepared(run.model, first.x)
     selections = selections_of(score, calibration)
     requires = score.requires().joined(calibration.requires())
-    forward.check_rows(look.model, first.x, requires.norms, look.sample)
+    forward.check_rows(run.model, first.x, requires.norms, run.sample)
     waiting: list[_Waiting] = []
     chosen = _Chosen(score, calibration, {}, [], 0)
     if selections:
         divisions = [one.division(settings.fraction, settings.seed) for one in selections]
         division = max(divisions, key=lambda one: one.most)
         for batch in batches:
-            waiting.append(_Waiting.of(look(batch, requires), batch.y, requires))
+            waiting.append(_Waiting.of(run(batch, requires), batch.y, requires))
             if sum(len(part.y) for part in waiting) >= division.end:
                 break
         chosen, waiting = _select(selections, chosen, waiting, division, settings)
@@ -118,7 +118,7 @@ def calibrate(
     empty = calibration if rank_error is None else summary_of(calibration, rank_error)
     has_signs = calibration.traits.signs and hasattr(score, "signs")
     kept, filled, scores = Table(), None, None
-    for out, y in chain(waiting, ((look(batch, requires), batch.y) for batch in batches)):
+    for out, y in chain(waiting, ((run(batch, requires), batch.y) for batch in batches)):
         columns = {"scores": score.score(out, y).cpu(), **calibration.metadata(out, y)}
         if has_signs and (signs := score.signs(out, y)) is not None:
             columns["signs"] = signs.cpu()
@@ -219,7 +219,7 @@ def _select(
     selections: list[Selection],
     chosen: _Chosen,
     waiting: list[_Waiting],
-    division: Division | Teaching,
+    division: Division | LearningDivision,
     settings: Settings,
 ) -> tuple[_Chosen, list[_Waiting]]:
     """Select on some of the rows that wait; return the others."""

@@ -19,7 +19,7 @@ from ffcp.calibrated import Calibrated, steady
 from ffcp.calibration_loop import (
     NO_WEIGHTS,
     Batch,
-    Looks,
+    BatchRunner,
     Result,
     Settings,
     calibrate,
@@ -130,9 +130,9 @@ class Predictor(Persistent):
 
     draws = False  # whether predictions depend on random numbers
 
-    def _looks(self, update: bool) -> Looks:
+    def _runner(self, update: bool) -> BatchRunner:
         """Return what runs the model on the batches of a calibration."""
-        return Looks(self.model)
+        return BatchRunner(self.model)
 
     # -- calibrating ------------------------------------------------------------------------
 
@@ -202,11 +202,11 @@ class Predictor(Persistent):
                 self.alpha_of_each,
                 partial(self._outputs_of, new, calibration.requires(), read),
             )
-            looks = self._looks(update)
+            runner = self._runner(update)
             with progress(inputs.expected_rows(x, y), "calibrating", "rows") as step:
                 batches = self.batches(x, y, groups, read, weights=weights, step=step)
-                result = calibrate(score, calibration, batches, looks, settings, rank_error)
-            counts = looks.finish(result)
+                result = calibrate(score, calibration, batches, runner, settings, rank_error)
+            counts = runner.finish(result)
             if not identity.is_that_of(self.model):
                 raise RuntimeError(
                     "the model's weights changed during the calibration: do not train it "
@@ -236,7 +236,7 @@ class Predictor(Persistent):
         """Run the model on unlabelled inputs."""
         row = 0
         for batch in inputs.Rows(new, read, self.rows_at_once, "new"):
-            yield forward.see(self.model, batch, requires, row)
+            yield forward.run_batch(self.model, batch, requires, row)
             row += inputs.row_count(batch)
 
     def merge(self: Self, other: Predictor) -> Self:
@@ -377,7 +377,7 @@ class Predictor(Persistent):
             own: tuple[Any, Any] = (None, None)
             if given is not None:
                 own = given.of(batch, row, inputs.row_count(batch))
-            out = forward.see(self.model, batch, requires, row, *own, columns, self._weights)
+            out = forward.run_batch(self.model, batch, requires, row, *own, columns, self._weights)
             metadata, first = calibration.metadata(out), 0
             if draws is not None or self.draws or first_row is not None:
                 first = self.first_number(out, first_row)
@@ -392,7 +392,7 @@ class Predictor(Persistent):
         """Run the model on rows whose targets are known, or on a loader of pairs."""
         row, requires = 0, self._state.requires
         for batch in self.batches(x, y, call="score"):
-            yield forward.see(self.model, batch.x, requires, row, now=self._weights), batch.y
+            yield forward.run_batch(self.model, batch.x, requires, row, now=self._weights), batch.y
             row += len(batch.y)
         if not row:
             raise ValueError("x has no rows")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import ffcp
-from ffcp.conformal.selection import Teaching
+from ffcp.conformal.selection import LearningDivision
 from tests.conftest import normal, small_mlp
 from tests.core import set_aside
 
@@ -53,16 +53,18 @@ def test_the_division_takes_the_asked_share(fraction: float) -> None:
     [(50, 1, 30), (333, 1, 200), (800, 1, 320), (2500, 1, 1000), (9000, 1, 1000), (9000, 3, 3000)],
 )
 def test_most_rows_teach_and_a_thousand_calibrate(rows: int, groups: int, left: int) -> None:
-    assert int((~Teaching(1000, 0, 20_000).mask(rows, groups)).sum()) == left
+    assert int((~LearningDivision(1000, 0, 20_000).mask(rows, groups)).sum()) == left
 
 
 def test_as_many_rows_calibrate_as_are_asked_for() -> None:
     for rows, left in ((400, 300), (200, 200), (60_000, 40_000)):
-        assert int((~Teaching(1000, 0, 20_000, given=300).mask(rows, groups=5)).sum()) == left
+        assert (
+            int((~LearningDivision(1000, 0, 20_000, given=300).mask(rows, groups=5)).sum()) == left
+        )
 
 
 def test_every_row_is_as_likely_to_teach() -> None:
-    masks = torch.stack([Teaching(12, seed, 100).mask(20) for seed in range(2000)])
+    masks = torch.stack([LearningDivision(12, seed, 100).mask(20) for seed in range(2000)])
     torch.testing.assert_close(
         masks.double().mean(dim=0), torch.full((20,), 0.4).double(), rtol=0, atol=0.04
     )

@@ -25,7 +25,7 @@ def material(rows: int) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
 
 def known_mask(predictor: ffcp.SetPredictor, x, share, alpha, groups=None) -> torch.Tensor:
     """Give the library's sets for random numbers that are known."""
-    seen = forward.see(predictor.model, x, predictor.calibrated().requires, 0, groups)
+    seen = forward.run_batch(predictor.model, x, predictor.calibrated().requires, 0, groups)
     thresholds = predictor.calibration.quantile(alpha, predictor.calibration.metadata(seen))
     thresholds = predictor._for_all_classes(thresholds).expand(len(x), -1)
     score = predictor.calibrated().score

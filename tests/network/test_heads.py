@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ffcp.batch import Requires
-from ffcp.network.forward import see
+from ffcp.network.forward import run_batch
 from ffcp.network.heads import head
 from tests.conftest import normal, small_mlp
 
@@ -56,7 +56,7 @@ class Nested(nn.Module):
 )
 def test_head_of_the_feature_is_the_model(model: nn.Module, feature: str) -> None:
     model.eval()
-    seen = see(model, X, Requires(values=(feature,)))
+    seen = run_batch(model, X, Requires(values=(feature,)))
     torch.testing.assert_close(head(model, feature)(seen.values[feature]), seen.output)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import ffcp
 from ffcp.batch import Requires
-from ffcp.network.forward import check_rows, over, see
+from ffcp.network.forward import check_rows, run_batch, run_batches
 from ffcp.scales import Sketch, Smooth
 from tests.conftest import normal, small_mlp
 from tests.network.record import Record
@@ -39,7 +39,7 @@ X = normal(6, 3, seed=1)
 @pytest.mark.parametrize("norms", [(), ("first",), ("input", "first", "output")])
 def test_one_run_of_the_model_brings_everything(outputs: int, norms: tuple[str, ...]) -> None:
     model = Counted(outputs).eval()
-    seen = see(model, X, Requires(norms, ("first", "act", "input", "output")), first_row=10)
+    seen = run_batch(model, X, Requires(norms, ("first", "act", "input", "output")), first_row=10)
     assert model.runs == [6]
     v = model.first(X).detach()
     torch.testing.assert_close(seen.values["first"], v)  # though the next layer works in place
@@ -59,7 +59,7 @@ def test_one_run_of_the_model_brings_everything(outputs: int, norms: tuple[str, 
 @pytest.mark.parametrize("method", [Sketch(3), Smooth(0.5, 2)], ids=str)
 def test_values_are_those_of_the_plain_pass_whatever_the_method(method) -> None:
     model = Counted(4).eval()
-    seen = see(model, X, Requires(("first",), ("first",), method=method))
+    seen = run_batch(model, X, Requires(("first",), ("first",), method=method))
     torch.testing.assert_close(seen.values["first"], model.first(X).detach())
     torch.testing.assert_close(seen.output, model(X).detach())
     assert seen.norms["first"].equal(
@@ -69,7 +69,7 @@ def test_values_are_those_of_the_plain_pass_whatever_the_method(method) -> None:
 
 def test_groups_are_handed_on() -> None:
     groups = ["a"] * 6
-    assert see(Counted(), X, groups=groups).groups is groups
+    assert run_batch(Counted(), X, groups=groups).groups is groups
 
 
 # -- a number made of the output ---------------------------------------------------------------
@@ -81,7 +81,7 @@ def top(logits: Tensor) -> Tensor:
 
 def test_the_norm_of_a_number_made_of_the_output() -> None:
     model = Counted(4).eval()
-    seen = see(model, X, Requires(("first", "input", "output"), of=top))
+    seen = run_batch(model, X, Requires(("first", "input", "output"), of=top))
     for name, head, at in (
         ("input", lambda v: model.second(model.first(v).relu()), X),
         ("first", lambda v: model.second(v.relu()), model.first(X).detach()),
@@ -95,12 +95,12 @@ def test_the_norm_of_a_number_made_of_the_output() -> None:
 
 def test_a_number_made_of_the_output_can_be_smoothed_but_not_sketched() -> None:
     model, requires = Counted(4), Requires(("first",), of=top)
-    many = see(model, X, requires._replace(method=Smooth(1e-4, 2)))
+    many = run_batch(model, X, requires._replace(method=Smooth(1e-4, 2)))
     torch.testing.assert_close(
-        many.norms["first"], see(model, X, requires).norms["first"], rtol=1e-2, atol=0
+        many.norms["first"], run_batch(model, X, requires).norms["first"], rtol=1e-2, atol=0
     )
     with pytest.raises(ValueError, match="sketch"):
-        see(model, X, requires._replace(method=Sketch(2)))
+        run_batch(model, X, requires._replace(method=Sketch(2)))
 
 
 def test_the_norm_of_two_tensors_of_an_input_is_one_norm() -> None:
@@ -110,7 +110,7 @@ def test_the_norm_of_two_tensors_of_an_input_is_one_norm() -> None:
 
     x = (torch.ones(2, 1), torch.ones(2))
     for norm, expected in ((2, 5.0), (1, 7.0), (math.inf, 4.0)):
-        seen = see(Two(), x, Requires(("input",), norm=norm, of=lambda output: output[:, 0]))
+        seen = run_batch(Two(), x, Requires(("input",), norm=norm, of=lambda output: output[:, 0]))
         assert seen.norms["input"].tolist() == [expected] * 2
 
 
@@ -129,7 +129,7 @@ class TwoInputs(nn.Module):
 def test_the_tensors_of_an_input_lie_side_by_side() -> None:
     x, kind = normal(4, 2, seed=1).double(), torch.tensor([0, 4, 2, 2])
     model = TwoInputs().double()
-    seen = see(model, (x, kind), Requires(("input",), ("input", "input[0]", "input[1]")))
+    seen = run_batch(model, (x, kind), Requires(("input",), ("input", "input[0]", "input[1]")))
     together = seen.values["input"]
     assert together.dtype == torch.float32
     assert together.equal(torch.cat([x.float(), kind[:, None].float()], dim=1))
@@ -153,11 +153,11 @@ def test_a_value_may_be_one_of_several_tensors() -> None:
             return self.head(self.lstm(x)[0][:, -1])
 
     model, x = Recurrent(), normal(3, 5, 2, seed=1)
-    assert see(model, x, Requires(values=("lstm[0]",))).values["lstm[0]"].shape == (3, 5, 4)
+    assert run_batch(model, x, Requires(values=("lstm[0]",))).values["lstm[0]"].shape == (3, 5, 4)
     with pytest.raises(ValueError, match=r"'lstm'.*lstm\[0\]"):
-        see(model, x, Requires(values=("lstm",)))
+        run_batch(model, x, Requires(values=("lstm",)))
     with pytest.raises(ValueError, match=r"\(1, 3, 4\)"):
-        see(model, x, Requires(values=("lstm[1][0]",)))
+        run_batch(model, x, Requires(values=("lstm[1][0]",)))
 
 
 class Awkward(nn.Module):
@@ -178,15 +178,15 @@ class Awkward(nn.Module):
 ])  # fmt: skip
 def test_a_layer_without_one_value_is_refused(name: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        see(Awkward(), X, Requires(values=(name,)))
+        run_batch(Awkward(), X, Requires(values=(name,)))
 
 
 def test_a_value_needs_no_gradient() -> None:
     model = Awkward()
-    seen = see(model, X, Requires(values=("stopped",)))
+    seen = run_batch(model, X, Requires(values=("stopped",)))
     torch.testing.assert_close(seen.values["stopped"], model.stopped(X).detach())
     with pytest.raises(ValueError, match=r"stopped"):
-        see(model, X, Requires(("stopped",), ("stopped",)))
+        run_batch(model, X, Requires(("stopped",), ("stopped",)))
 
 
 # -- rows and batches --------------------------------------------------------------------------
@@ -210,11 +210,11 @@ def test_the_first_bad_row_is_named(bad: float, message: str, of) -> None:
     x = torch.full((5, 1), 0.5)
     x[2] = bad
     with pytest.raises(ValueError, match=message):
-        see(NeverZero(), x, Requires(("input",), of=of), first_row=10)
+        run_batch(NeverZero(), x, Requires(("input",), of=of), first_row=10)
 
 
 def test_no_rows_are_refused() -> None:
-    for passes in (see, lambda *args: next(over(*args))):
+    for passes in (run_batch, lambda *args: next(run_batches(*args))):
         with pytest.raises(ValueError, match="rows"):
             passes(Counted(), torch.empty(0, 3))
 
@@ -224,7 +224,9 @@ def test_batches_follow_each_other_and_leave_the_model_alone() -> None:
     model.train()
     rows, state = [], torch.get_rng_state()
     with torch.no_grad():
-        for seen in over(model, X, Requires(("first",), ("act",)), batch_size=4, first_row=3):
+        for seen in run_batches(
+            model, X, Requires(("first",), ("act",)), batch_size=4, first_row=3
+        ):
             rows.append(seen.rows)
             assert model.training
             assert not torch.is_grad_enabled()
@@ -245,7 +247,7 @@ def test_no_graph_outlives_its_pass(outputs: int) -> None:
             return self.second(v)
 
     model = Watched(outputs)
-    parts = over(model, X, Requires(("first",), ("first",)), batch_size=2)
+    parts = run_batches(model, X, Requires(("first",), ("first",)), batch_size=2)
     kept = next(parts)
     gc.collect()
     assert model.runs[-1]() is None
@@ -255,7 +257,7 @@ def test_no_graph_outlives_its_pass(outputs: int) -> None:
 def test_an_error_in_a_later_batch_names_the_row() -> None:
     x = X.clone()
     x[5, 1] = math.nan
-    parts = over(Counted(), x, batch_size=2, first_row=100)
+    parts = run_batches(Counted(), x, batch_size=2, first_row=100)
     assert [next(parts).rows.start, next(parts).rows.start] == [100, 102]
     with pytest.raises(ValueError, match="row 105"):
         next(parts)
@@ -265,7 +267,7 @@ def test_batches_together_are_the_whole() -> None:
     model = small_mlp(outputs=3)
     x = normal(23, 4, seed=1)
     prediction, norms = ffcp.gradient_norms(model, x, ["0", "output"], batch_size=5)
-    seen = see(model, x, Requires(("0", "output")))
+    seen = run_batch(model, x, Requires(("0", "output")))
     torch.testing.assert_close(prediction, seen.output)
     torch.testing.assert_close(norms, dict(seen.norms))
 

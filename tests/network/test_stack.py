@@ -123,12 +123,12 @@ def test_hooks_of_the_user_count_in_bands() -> None:
 
 def test_a_hook_on_all_modules_is_called() -> None:
     model, x = network(nn.ReLU()), torch.randn(4, 5)
-    before = forward.see(model, x).output
+    before = forward.run_batch(model, x).output
     handle = nn.modules.module.register_module_forward_hook(
         lambda module, args, value: value + 1 if isinstance(module, nn.Linear) else None
     )
     try:
-        after = forward.see(model, x).output
+        after = forward.run_batch(model, x).output
         expected = model(x).detach()
     finally:
         handle.remove()
@@ -139,21 +139,21 @@ def test_a_hook_on_all_modules_is_called() -> None:
 def test_a_forward_exchanged_for_all_layers_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = network(nn.ReLU()), torch.randn(4, 5)
     plain = nn.Linear.forward
-    forward.see(model, x)  # reads the twin
+    forward.run_batch(model, x)  # reads the twin
     monkeypatch.setattr(nn.Linear, "forward", lambda self, value: 2 * plain(self, value))
-    assert forward.see(model, x).output.equal(model(x).detach())
+    assert forward.run_batch(model, x).output.equal(model(x).detach())
 
 
 def test_autocast_is_left_to_torch() -> None:
     model, x = network(nn.ReLU()), torch.randn(4, 5)
     with torch.autocast("cpu", torch.bfloat16):
-        seen = forward.see(model, x, forward.Requires(norms=("0",)))
+        seen = forward.run_batch(model, x, forward.Requires(norms=("0",)))
     assert seen.output.dtype == torch.bfloat16
 
 
 def test_rows_of_another_width_are_counted() -> None:
     with pytest.raises(ValueError, match="x has 3 columns, the model takes 5"):
-        forward.see(network(nn.ReLU()), torch.randn(4, 3))
+        forward.run_batch(network(nn.ReLU()), torch.randn(4, 3))
 
 
 def test_a_twin_is_read_once_and_a_model_never(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,10 +204,10 @@ def test_what_is_no_number_is_seen_wherever_it_stands(
     requires = ffcp.Requires(norms=(feature,)) if feature else ffcp.Requires()
     for column in range(5):
         x = torch.randn(rows, 5)
-        assert forward.see(model, x, requires).output.isfinite().all()
+        assert forward.run_batch(model, x, requires).output.isfinite().all()
         x[rows - 1, column] = bad
         with pytest.raises(ValueError, match=rf"^x .*{bad}.*row {10 + rows - 1} "):
-            forward.see(model, x, requires, first_row=10)
+            forward.run_batch(model, x, requires, first_row=10)
 
 
 def test_numbers_that_overflow_in_the_first_layer_are_no_reason_to_refuse_x() -> None:
@@ -216,4 +216,4 @@ def test_numbers_that_overflow_in_the_first_layer_are_no_reason_to_refuse_x() ->
     with torch.no_grad():
         model[0].weight.fill_(2)
         assert model[0](x).isinf().all()
-    assert forward.see(model, x).output.isfinite().all()
+    assert forward.run_batch(model, x).output.isfinite().all()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import ffcp
-from ffcp.regression.comparison import Comparison, MethodCandidate, Used
+from ffcp.regression.comparison import Comparison, MethodCandidate, RowCounts
 from tests.conftest import normal, small_mlp
 from tests.core import few_epochs, only_method
 
@@ -42,18 +42,18 @@ def test_every_candidate_is_judged_and_the_best_is_taken() -> None:
     choice = predictor.choice
     assert choice is not None
     assert choice.method == min(choice.trials, key=lambda name: choice.trials[name].score)
-    taught = "learned from training and calibration rows, by"
+    learned = "learned from training and calibration rows, by"
     assert {
         "CP",
         "FFCP at '0'",
-        f"{taught} networks",
-        f"{taught} networks, from the densest part",
-        f"{taught} trees",
-        f"{taught} trees and networks, from the densest part",
+        f"{learned} networks",
+        f"{learned} networks, from the densest part",
+        f"{learned} trees",
+        f"{learned} trees and networks, from the densest part",
     } <= set(choice.trials)
-    assert choice.rows == Used(300 + 420, 420, 280)  # two fifths of few rows calibrate
+    assert choice.rows == RowCounts(300 + 420, 420, 280)  # two fifths of few rows calibrate
     assert len(predictor.calibration) == 280
-    assert "720 rows taught, 420 compared, 280 calibrate" in str(choice)
+    assert "720 rows to learn from, 420 to compare, 280 to calibrate" in str(choice)
     assert predictor.method in str(choice)
 
 
@@ -64,7 +64,7 @@ def test_as_many_rows_calibrate_as_are_asked_for(tmp_path: Path) -> None:
     assert len(predictor.calibration) == 500
     predictor.save(tmp_path / "auto.safetensors")
     again = ffcp.load(tmp_path / "auto.safetensors", model)
-    assert again.choice.rows == Used(200, 200, 500)
+    assert again.choice.rows == RowCounts(200, 200, 500)
     assert len(again.calibrate(x, y).calibration) == 500
 
 
@@ -201,17 +201,21 @@ def test_too_few_rows_to_learn_from_all_calibrate(rows: int, tmp_path: Path) -> 
     assert torch.equal(predictor.predict_interval(x).upper, plain.predict_interval(x).upper)
     predictor.save(tmp_path / "c.safetensors")
     for choice in (predictor.choice, ffcp.load(tmp_path / "c.safetensors", model).choice):
-        assert (choice.method, choice.rows, dict(choice.trials)) == ("CP", Used(0, 0, rows), {})
+        assert (choice.method, choice.rows, dict(choice.trials)) == (
+            "CP",
+            RowCounts(0, 0, rows),
+            {},
+        )
         assert "few" in str(choice)
 
 
 @pytest.mark.usefixtures("_short_lessons")
 def test_what_training_rows_taught_is_compared_on_few_rows() -> None:
     model, x, y = steep(340)
-    taught = ffcp.Auto(model, seed=0).fit(x[:300], y[:300])
-    trials = taught.calibrate(x[300:], y[300:]).choice.trials
+    fitted = ffcp.Auto(model, seed=0).fit(x[:300], y[:300])
+    trials = fitted.calibrate(x[300:], y[300:]).choice.trials
     assert "learned from training and calibration rows, by networks" in trials
-    few = taught.calibrate(x[320:], y[320:])  # of which no eight can tell a difference
+    few = fitted.calibrate(x[320:], y[320:])  # of which no eight can tell a difference
     assert (few.method, len(few.calibration)) == ("CP", 20)
 
 

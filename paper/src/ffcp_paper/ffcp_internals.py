@@ -20,7 +20,7 @@ from ffcp.conformal.selection import Division
 from ffcp.files import put
 from ffcp.network.cut import Cut
 from ffcp.network.features import resolve
-from ffcp.network.forward import see
+from ffcp.network.forward import run_batch
 from ffcp.network.jacobian import Method
 from ffcp.network.model import fingerprint
 from ffcp.regression.regression_predictor import RegressionPredictor
@@ -43,7 +43,7 @@ __all__ = [
 
 def run_with_norms(model: nn.Module, x: Any, feature: str, first_row: int) -> tuple[Tensor, Tensor]:
     """Run one batch; return logits and the gradient norm of the top label's probability."""
-    out = see(model, x, Requires((feature,), of=top_probability), first_row)
+    out = run_batch(model, x, Requires((feature,), of=top_probability), first_row)
     return out.output, out.norms[feature]
 
 

@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 from ffcp.arguments import Running, known_only
 from ffcp.batch import BatchOutput, Requires
 from ffcp.calibrated import Counts
-from ffcp.calibration_loop import Batch, Looks, Result
+from ffcp.calibration_loop import Batch, BatchRunner, Result
 from ffcp.classification.names import checked_names, label_tensor
 from ffcp.classification.score_selection import (
     AUTO,
@@ -158,9 +158,9 @@ class SetPredictor(Predictor):
         """Return the class number of each row."""
         return label_tensor(y, self.names, self.other_labels)
 
-    def _looks(self, update: bool) -> Looks:
+    def _runner(self, update: bool) -> BatchRunner:
         counts = self._state.counts if update else Counts()
-        return _LabelLooks(
+        return _LabelRunner(
             self.model,
             self._state.score if update else self._given[0],
             counts,
@@ -268,7 +268,7 @@ class SetPredictor(Predictor):
     def _order(self, score: LabelScore, x: Any) -> Iterator[Tensor]:
         # Without groups: only the labels' order is needed.
         for batch in inputs.batches(x, self.rows_at_once(x)):
-            yield from score.order(forward.see(self.model, batch, self._state.requires))
+            yield from score.order(forward.run_batch(self.model, batch, self._state.requires))
 
     @steady
     def score(self, x: Any, y: Any = None, *, first_row: int | None = None) -> Tensor:
@@ -311,7 +311,7 @@ class SetPredictor(Predictor):
         given, row = self.rows(x), 0
         buffer = RowBuffer(given.count)
         for batch in given:
-            out = forward.see(self.model, batch, self._state.requires, row, now=self._weights)
+            out = forward.run_batch(self.model, batch, self._state.requires, row, now=self._weights)
             self._check_classes(out.output)
             drawn = self._with_random(out, first_row, self.first_number(out, first_row))
             row += len(out.rows)
@@ -387,7 +387,7 @@ class SetPredictor(Predictor):
                 raise ValueError(f"expected labels below {self.classes}, the number of classes")
 
 
-class _LabelLooks(Looks):
+class _LabelRunner(BatchRunner):
     """Runs a classifier on calibration rows: draws random numbers and checks the classes."""
 
     def __init__(

@@ -82,7 +82,7 @@ class Selection(Described):
         """Return this selection with its candidates for a model, or a score if there is but one."""
         return self
 
-    def division(self, fraction: float, seed: int) -> Division | Teaching:
+    def division(self, fraction: float, seed: int) -> Division | LearningDivision:
         """Return the division of rows; ``fraction`` is the user's share of rows set aside."""
         return Division(fraction, seed, self.most_rows)
 
@@ -133,14 +133,14 @@ class Division:
 
 
 @dataclass(frozen=True)
-class Teaching:
+class LearningDivision:
     """Sets all rows aside but those that calibrate, picked at random, and at most ``most``.
 
     ``given`` rows calibrate, if set; by default ``wanted`` of each group, on average, but no more
     than 40 % of few rows, and no more than 60 % of fewer than 333. It depends on the numbers of
     rows and groups only, so that within a group both parts stay exchangeable with new rows.
 
-    >>> division = Teaching(wanted=1000, seed=0, most=20_000)
+    >>> division = LearningDivision(wanted=1000, seed=0, most=20_000)
     >>> [int(division.mask(rows).sum()) for rows in (100, 1000, 8000, 30_000)]
     [40, 600, 7000, 20000]
     >>> int(division.mask(9000, groups=3).sum())

@@ -38,7 +38,7 @@ def _reasons(predictor: Predictor) -> Iterator[str]:
         if piece is not None and type(piece) not in PIECES | CALIBRATIONS:
             name = getattr(piece, "name", "") or type(piece).__name__
             yield f"{name!r} is not a fixed sequence of tensor operations"
-    if isinstance(score, LearnedScore) and score.sight.functions:
+    if isinstance(score, LearnedScore) and score.features.functions:
         yield "its learned score uses features computed by a Python function"
     method = score.requires().method
     if isinstance(method, (Sketch, Smooth)):

@@ -54,7 +54,7 @@ class Steps:
             )
         self.model: nn.Module = frozen.to("cpu")
 
-    def see(self, x: Any) -> BatchOutput:
+    def run(self, x: Any) -> BatchOutput:
         """Return the batch output of one pass, without the checks of the library."""
         inner = [name for name in dict.fromkeys(self.requires.norms) if name != OUTPUT]
         with Cut(self.model, inner, values=self.requires.values) as cut:
@@ -132,7 +132,7 @@ class IntervalSteps(Steps):
 
     def __call__(self, x: Any, others: Mapping[str, Tensor]) -> list[Tensor]:
         """Return the prediction, then a lower and an upper end for each alpha."""
-        out, rounding = self.see(x), others[ROUNDING]
+        out, rounding = self.run(x), others[ROUNDING]
         prediction = self._prediction(out.output)
         results = [prediction]
         found = [q.view(-1, q.shape[-1]) for q in self.thresholds(others.get(GROUP))]
@@ -229,7 +229,7 @@ class SetSteps(Steps):
 
     def __call__(self, x: Any, others: Mapping[str, Tensor]) -> list[Tensor]:
         """Return the logits, a mask for each alpha, and the scores, to measure rounding by."""
-        out, rounding = self.see(x), others[ROUNDING]
+        out, rounding = self.run(x), others[ROUNDING]
         rows, rule = self.rows(out, others.get(RANDOM)), self.rule
         weights = rule.weights(out.output)
         scores = rule.of_all(weights, rows)

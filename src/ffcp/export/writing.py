@@ -90,14 +90,14 @@ class _Writing:
         groups = state.calibration
         self._labels = list(groups.groups) if isinstance(groups, Mondrian) else None
         few = inputs.take(self._x, slice(0, 2))
-        output = forward.see(predictor.model, few, state.requires).output
+        output = forward.run_batch(predictor.model, few, state.requires).output
         self._steps: SetSteps | IntervalSteps = (
             SetSteps(predictor, alphas, output, random)
             if isinstance(predictor, SetPredictor)
             else IntervalSteps(predictor, alphas, output)
         )
         self._names = _input_names(self._x, {*_RESERVED, *self._output_names()})
-        like = self._steps.see(few)  # also finds the colouring, before tracing
+        like = self._steps.run(few)  # also finds the colouring, before tracing
         self._rounding = self._steps.no_rounding(like.output)
 
     def data(self) -> bytes:
@@ -157,7 +157,7 @@ class _Writing:
         feeds = self._feeds(self._x)
         results, predictor = checking.run(data, feeds), self._predictor
         if isinstance(self._steps, SetSteps):
-            out = forward.see(predictor.model, self._x, self._steps.requires)
+            out = forward.run_batch(predictor.model, self._x, self._steps.requires)
             return checking.rounding_of_sets(results, self._steps, out, feeds.get(RANDOM))
         groups = self._labels and [self._labels[place] for place in feeds[GROUP].tolist()]
         with warnings.catch_warnings():

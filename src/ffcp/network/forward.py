@@ -22,7 +22,7 @@ from ffcp.network.model_output import Output, picking
 ONLY_OUTPUT = Requires()
 
 
-def see(
+def run_batch(
     model: nn.Module,
     x: Any,
     requires: Requires = ONLY_OUTPUT,
@@ -57,7 +57,7 @@ def see(
     Examples
     --------
     >>> model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
-    >>> out = see(model, torch.ones(4, 2), Requires(norms=("0",), values=("1",)))
+    >>> out = run_batch(model, torch.ones(4, 2), Requires(norms=("0",), values=("1",)))
     >>> out.norms["0"].shape, out.values["1"].shape
     (torch.Size([4, 1]), torch.Size([4, 3]))
     """
@@ -96,7 +96,7 @@ def see(
     return BatchOutput(x, output, norms, values, numbers, groups, weights, None, columns)
 
 
-def over(
+def run_batches(
     model: nn.Module,
     x: Any,
     requires: Requires = ONLY_OUTPUT,
@@ -105,14 +105,14 @@ def over(
 ) -> Iterator[BatchOutput]:
     """Split an input into batches and run each; between them the model is as the user left it.
 
-    >>> parts = over(nn.Linear(2, 1), torch.ones(5, 2), batch_size=2)
+    >>> parts = run_batches(nn.Linear(2, 1), torch.ones(5, 2), batch_size=2)
     >>> [out.rows for out in parts]
     [range(0, 2), range(2, 4), range(4, 5)]
     """
     if not inputs.row_count(x):
         raise ValueError("x has no rows")
     for batch in inputs.batches(x, batch_size):
-        out = see(model, batch, requires, first_row)
+        out = run_batch(model, batch, requires, first_row)
         first_row += len(out.rows)
         yield out
 
@@ -133,7 +133,7 @@ def as_logits(output: Tensor) -> Tensor:
 def part_of(out: BatchOutput, rows: slice | Tensor) -> BatchOutput:
     """Return the batch output of some rows, by a slice, a mask or numbers.
 
-    >>> whole = see(nn.Linear(2, 1), torch.ones(5, 2))
+    >>> whole = run_batch(nn.Linear(2, 1), torch.ones(5, 2))
     >>> part_of(whole, slice(2, 4)).rows, part_of(whole, torch.arange(5) > 2).rows
     (range(2, 4), [3, 4])
     """
@@ -162,7 +162,7 @@ def part_of(out: BatchOutput, rows: slice | Tensor) -> BatchOutput:
 def joined(outs: Sequence[BatchOutput]) -> BatchOutput:
     """Concatenate the batch outputs of several passes.
 
-    >>> whole = see(nn.Linear(2, 1), torch.ones(5, 2))
+    >>> whole = run_batch(nn.Linear(2, 1), torch.ones(5, 2))
     >>> joined([part_of(whole, slice(0, 2)), part_of(whole, slice(2, 5))]).rows
     [0, 1, 2, 3, 4]
     """
@@ -250,7 +250,7 @@ def gradient_norms(
     x = inputs.to_tensors(x, model)
     requires = Requires(norms=tuple(dict.fromkeys(names)), norm=norm, method=method)
     buffer = RowBuffer(inputs.row_count(x))
-    for out in over(model, x, requires, batch_size):
+    for out in run_batches(model, x, requires, batch_size):
         buffer.add({"": out.output, **out.norms})
     norms = {f: buffer[name] for f, name in zip(features, names, strict=True)}
     return buffer[""], norms

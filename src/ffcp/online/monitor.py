@@ -255,7 +255,7 @@ class Monitor(Resumable):
         requires = Requires() if feature is None else Requires((feature,), (feature,))
         parts, row = [], 0
         for batch in predictor.rows(x):
-            out = forward.see(predictor.model, batch, requires, row)
+            out = forward.run_batch(predictor.model, batch, requires, row)
             row += len(out.rows)
             parts.append(self._quantities(out))
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}

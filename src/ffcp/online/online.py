@@ -344,7 +344,7 @@ class Online(Resumable):
         state = predictor.calibrated()
         score: Any = state.score
         for batch in predictor.rows(x):
-            out = forward.see(predictor.model, batch, state.requires, len(keys))
+            out = forward.run_batch(predictor.model, batch, state.requires, len(keys))
             if len(target) <= out.rows[-1]:
                 raise ValueError(f"'y' has {len(target)} rows, fewer than 'x'")
             some = target[out.rows[0] : out.rows[-1] + 1].to(out.output.device)

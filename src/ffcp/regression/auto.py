@@ -15,7 +15,7 @@ from ffcp.batch import BatchOutput, Requires
 from ffcp.conformal.calibration import Calibration, Marginal
 from ffcp.conformal.mondrian import Mondrian
 from ffcp.conformal.rank import exact_alpha, rows_needed
-from ffcp.conformal.selection import Aside, Selected, Selection, Teaching
+from ffcp.conformal.selection import Aside, LearningDivision, Selected, Selection
 from ffcp.conformal.weighted import Weighted
 from ffcp.network import arrays, forward, inputs
 from ffcp.network.forward import candidates
@@ -27,7 +27,7 @@ from ffcp.regression.comparison import (
     AutoChoice,
     Comparison,
     MethodCandidate,
-    Used,
+    RowCounts,
 )
 from ffcp.regression.intervals import Point, columns
 from ffcp.regression.joint import (
@@ -45,12 +45,12 @@ from ffcp.regression.learned.learned_score import LearnedScore
 from ffcp.regression.learned.learners import BOOSTING, NETWORK, ModelQuantiles
 from ffcp.regression.learned.learners import BOTH as MEAN
 from ffcp.regression.learned.nested import CENTRAL, FAMILIES, KNOTS
-from ffcp.regression.learned.teaching import (
+from ffcp.regression.learned.quantile_fitting import (
     CALIBRATION_ROWS,
     CROSS_FITTED,
     CrossFitted,
+    QuantileFitter,
     Rows,
-    Teacher,
     division,
     folds_of,
     judged,
@@ -59,7 +59,7 @@ from ffcp.regression.learned.teaching import (
 )
 from ffcp.regression.learned.training_rows import (
     LearnsFromTraining,
-    Lesson,
+    TrainingRows,
     checked_rows,
     no_output_scales,
 )
@@ -89,9 +89,9 @@ class MethodSelection(Selection):
     alpha: Any
     calibrate_rows: int | None = None
     quantiles: str | None = None
-    sight: FeatureColumns | None = None
+    features: FeatureColumns | None = None
     layers: Sequence[str] = ()
-    lesson: Lesson | None = None
+    training: TrainingRows | None = None
     what = "the method"
     is_optional = True
 
@@ -100,8 +100,9 @@ class MethodSelection(Selection):
         if self.quantiles is not None:
             _check_quantiles(model, x, self._own.requires())
         layers = candidates(model, x) if self.on is None or NORMS in self.on else None
-        sight = self.lesson.sight if self.lesson else FeatureColumns.of(model, x, self.on, layers)
-        return replace(self, sight=sight, layers=layers or ())
+        known = self.training and self.training.features
+        features = known or FeatureColumns.of(model, x, self.on, layers)
+        return replace(self, features=features, layers=layers or ())
 
     def prediction(self, output: Tensor) -> Tensor:
         """Return the point prediction: the output itself."""
@@ -109,13 +110,13 @@ class MethodSelection(Selection):
 
     def requires(self) -> Requires:
         """Return the features that any candidate requires; none until the model is known."""
-        if self.sight is None:
+        if self.features is None:
             return Requires()
         own = Requires() if self.quantiles is None else self._own.requires()
         norms = Requires(norms=tuple(self.layers))
-        return self.sight.requires().joined(own).joined(norms)
+        return self.features.requires().joined(own).joined(norms)
 
-    def division(self, fraction: float, seed: int) -> Teaching:
+    def division(self, fraction: float, seed: int) -> LearningDivision:
         """Return which rows train and compare candidates, and which calibrate."""
         return division(self.alpha, self.side, self.calibrate_rows, seed)
 
@@ -123,16 +124,18 @@ class MethodSelection(Selection):
     def fewest_rows(self) -> int:  # type: ignore[override]
         """The fewest rows set aside that can train or compare candidates."""
         if not has_own_thresholds(self.joint):
-            return FEWEST_ROWS  # which teach the scales of outputs
+            return FEWEST_ROWS  # from which the scales of outputs are learned
         rows = max(_COMPARE, rows_needed(shared_out(self.alpha, self.side, False, 1)))
-        is_known = self.lesson is not None or self.quantiles is not None
+        is_known = self.training is not None or self.quantiles is not None
         return rows if is_known else _TIMES * rows
 
     def without_rows(self, rows: int, alpha: Any) -> Selected:
         """Return the simplest method, for calibration sets too small to select."""
         score = self._scaled(Constant()) if self.quantiles is None else self._own
         level = float(exact_alpha(alpha))
-        choice = AutoChoice(self._simplest, {}, self.criterion, Used(0, 0, rows), level, self.side)
+        choice = AutoChoice(
+            self._simplest, {}, self.criterion, RowCounts(0, 0, rows), level, self.side
+        )
         return Selected(score, None, {"method": choice})
 
     def accepts(self, score: Any) -> bool:
@@ -184,8 +187,8 @@ class MethodSelection(Selection):
             leads = (judge.is_clearly_better(tried[best], tried[n], self.criterion) for n in usual)
             best = next((n for n, lead in zip(usual, leads, strict=True) if not lead), best)
             score = tried[best].make()
-        trained = 0 if self.lesson is None else len(self.lesson.rows.weights)
-        rows = Used(len(y) + trained if kinds else 0, int(used.sum()), aside.left)
+        trained = 0 if self.training is None else len(self.training.rows.weights)
+        rows = RowCounts(len(y) + trained if kinds else 0, int(used.sum()), aside.left)
         level = float(exact_alpha(aside.alpha))
         choice = AutoChoice(best, trials, self.criterion, rows, level, self.side, not_tried)
         return Selected(score, aside.calibration, {"method": choice})
@@ -201,40 +204,40 @@ class MethodSelection(Selection):
             for shape in FAMILIES:
                 yield _named(OWN, shape), judge.fixed(self._own.shaped(shape))
         if kinds:
-            yield from self._taught(judge, aside, kinds, step)
+            yield from self._learned(judge, aside, kinds, step)
 
     def _learners(self, out: BatchOutput, rows: int) -> tuple[list[str], tuple[str, ...]]:
         """Return the learners to try, and the reasons why others are not."""
-        if self.lesson is None and rows < _FEWEST:
+        if self.training is None and rows < _FEWEST:
             return [], ()
         reason = boosting.why_not(out.output[0].numel())
         return ([NETWORK, BOOSTING], ()) if reason is None else ([NETWORK], (reason,))
 
-    def _taught(
+    def _learned(
         self, judge: Comparison, aside: Aside, kinds: Sequence[str], step: Callable[[], object]
     ) -> Iterator[tuple[str, MethodCandidate]]:
         """Learn from rows set aside and training rows: cross-fitted to compare, refitted on all."""
-        assert self.sight is not None
+        assert self.features is not None
         ways: dict[str, Any] = {"joint": self.joint, "side": self.side}
-        training = None if self.lesson is None else self.lesson.rows
+        training = None if self.training is None else self.training.rows
         tail = tail_of(self.alpha, self.side)
-        teacher = Teacher(self.sight, self.seed, tail, training, ways)
-        fresh = Rows.of(self.sight, aside.out, aside.y)
-        fits = {kind: teacher.cross_fitted(kind, fresh, step) for kind in kinds}
+        fitter = QuantileFitter(self.features, self.seed, tail, training, ways)
+        fresh = Rows.of(self.features, aside.out, aside.y)
+        fits = {kind: fitter.cross_fitted(kind, fresh, step) for kind in kinds}
         if len(kinds) > 1:
             fits[MEAN] = stacked(fits[NETWORK], fits[BOOSTING], fresh.residuals)
         source = CALIBRATION_ROWS if training is None else f"training and {CALIBRATION_ROWS}"
         used = judged(len(fresh.weights))
 
         def make(kind: str, shape: str) -> LearnedScore:
-            hashes = None if self.lesson is None else self.lesson.hashes
-            score = teacher.taught(kind, fresh, fits[kind], shape=shape, source=source)
+            hashes = None if self.training is None else self.training.hashes
+            score = fitter.learned_score(kind, fresh, fits[kind], shape=shape, source=source)
             return replace(score, rows=hashes)
 
         for kind, fit in fits.items():
             out = judge.out._replace(values={CROSS_FITTED: fit.quantiles[used]})
             for shape in FAMILIES:
-                candidate = judge.fixed(CrossFitted(self.sight, kind, shape, **ways), out)
+                candidate = judge.fixed(CrossFitted(self.features, kind, shape, **ways), out)
                 name = _named(f"learned from {source}, by {_BY[kind]}", shape)
                 yield name, candidate._replace(make=partial(make, kind, shape))
 
@@ -251,7 +254,7 @@ def _inner(calibration: Calibration) -> Calibration:
 
 def _check_quantiles(model: Any, x: Any, requires: Requires) -> None:
     """Raise if the layer does not return the quantiles of one target."""
-    out = forward.see(model, inputs.take(x, slice(0, 2)), requires)
+    out = forward.run_batch(model, inputs.take(x, slice(0, 2)), requires)
     (layer,) = requires.values
     rows, shape = len(out.rows), tuple(out.values[layer].shape)
     if shape != (rows, len(KNOTS)) or out.output.numel() != rows:
@@ -377,7 +380,7 @@ class Auto(LearnsFromTraining):
         ----------
         x : array-like, frame, tuple, dict or loader
         y : array-like, default=None
-            As in :meth:`calibrate`. At most 20,000 rows teach: of arrays a random part, of a
+            As in :meth:`calibrate`. At most 20,000 rows are used: of arrays a random part, of a
             loader the first, so let it shuffle.
         disjoint : bool, default=False
             Whether calibration rows are known to be others, because the caller divided the data.
@@ -385,7 +388,7 @@ class Auto(LearnsFromTraining):
             them are equal than the data's own repeated rows explain.
         """
         selection, _ = self._given
-        self._learn(replace(selection, lesson=self._lesson(x, y, disjoint)))
+        self._learn(replace(selection, training=self._training_rows(x, y, disjoint)))
         return self
 
     @property

@@ -25,9 +25,9 @@ from ffcp.regression.joint import (
     extent,
     has_own_thresholds,
     learned_output_scales,
+    reach_explained,
     shared_out,
     two_sided,
-    what_reach_is,
 )
 from ffcp.regression.scaled_score import IntervalScore, ScaledScore
 
@@ -47,20 +47,20 @@ class MethodTrial(Described):
 
 
 @dataclass(frozen=True)
-class Used(Described):
-    """How many rows taught, compared candidates, and calibrate.
+class RowCounts(Described):
+    """How many rows are learned from, compare candidates, and calibrate.
 
-    Rows that teach are training rows and calibration rows; some of the latter compare, judged by
-    what the others taught. Rows that calibrate do nothing else; of a stream there may be more.
+    Training rows and calibration rows are learned from; some of the latter also compare, by what
+    was learned without them. Rows that calibrate do nothing else; of a stream there may be more.
     """
 
-    teach: int
+    learn: int
     compare: int
     calibrate: int
 
     def __str__(self) -> str:
-        taught = f"{self.teach:,} rows taught, {self.compare:,} compared"
-        return f"{taught}, {self.calibrate:,} calibrate"
+        learn = f"{self.learn:,} rows to learn from"
+        return f"{learn}, {self.compare:,} to compare, {self.calibrate:,} to calibrate"
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,8 @@ class AutoChoice(ShownAsTable, Described):
     criterion
         Which of the two decided: ``"score"`` or ``"length"``.
     rows
-        How many rows taught, compared and calibrate. None compared where there were too few: all of
-        them calibrate.
+        How many rows are learned from, compare and calibrate. None compare where there are too
+        few: all of them calibrate.
     alpha
         The level at which candidates were compared.
     side
@@ -99,7 +99,7 @@ class AutoChoice(ShownAsTable, Described):
     >>> choice = auto.calibrate(x, x[:, 0] * torch.randn(300)).choice
     >>> print(choice)  # all candidates, the best first
     learned ..., chosen by interval score
-    120 rows taught, 120 compared, 180 calibrate; alpha = 0.1
+    120 rows to learn from, 120 to compare, 180 to calibrate; alpha = 0.1
     ...
     >>> choice.trials[choice.method].score <= choice.trials["CP"].score
     True
@@ -108,7 +108,7 @@ class AutoChoice(ShownAsTable, Described):
     method: str
     trials: Mapping[str, MethodTrial]
     criterion: str
-    rows: Used
+    rows: RowCounts
     alpha: float
     side: str = BOTH
     not_tried: tuple[str, ...] = ()
@@ -144,7 +144,7 @@ class AutoChoice(ShownAsTable, Described):
             "error over these rows; then the simplest is taken, or the mean of both learners.",
             f"Interval score: {what}, plus {factor} / alpha times what lies outside; smaller is "
             "better. In the units of the target; of several outputs relative to CP"
-            f"{what_reach_is(self.side)}.",
+            f"{reach_explained(self.side)}.",
         ]
         return Ranking(
             above, names, rows, chosen, [*below, *map("Not tried: {}".format, self.not_tried)]

@@ -325,7 +325,7 @@ def _checked_folds(folds: Any, models: int) -> Tensor:
 
 def _output(model: nn.Module, x: Any, batch_size: int | None) -> Tensor:
     """Return the predictions of a model of one output, in float64."""
-    parts = [out.output for out in forward.over(model, x, batch_size=batch_size)]
+    parts = [out.output for out in forward.run_batches(model, x, batch_size=batch_size)]
     predictions = torch.cat(parts).double().cpu()
     if predictions.numel() != len(predictions):
         raise ValueError(

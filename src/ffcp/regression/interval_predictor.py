@@ -247,7 +247,7 @@ class IntervalPredictor(RegressionPredictor):
     def _output_of(self, batch: Batch) -> Any:
         score, calibration = self._given
         requires = score.requires().joined(calibration.requires())
-        out = forward.see(self.model, batch.x, requires, batch.row)
+        out = forward.run_batch(self.model, batch.x, requires, batch.row)
         return out._replace(columns=batch.columns)
 
     def _fit_calibration(self, x: Any, y: Any, planned: int | None) -> None:

@@ -125,10 +125,10 @@ def extent(side: str) -> str:
     return "reach" if side in (LOWER, UPPER) else "length"
 
 
-def what_reach_is(side: str) -> str:
+def reach_explained(side: str) -> str:
     """Return the explanation of a reach, which may be negative; empty for lengths.
 
-    >>> what_reach_is("upper")
+    >>> reach_explained("upper")
     '; reach: how far the upper limit lies above the prediction, negative if below'
     """
     if side not in (LOWER, UPPER):

@@ -29,8 +29,8 @@ from ffcp.regression.joint import (
     growth,
     kept_scores,
     learned_output_scales,
+    reach_explained,
     two_sided,
-    what_reach_is,
     with_output_scales,
 )
 from ffcp.regression.scales import Scale, ends_of
@@ -60,7 +60,7 @@ class ScaleSelection(Selection):
     def prepared(self, model: nn.Module, x: Any) -> Any:
         """Find the candidate scales, and whether outputs are to be scaled."""
         # Two rows: on a single one batch statistics raise an unrelated error.
-        first = forward.see(model, inputs.take(x, slice(0, 2)))
+        first = forward.run_batch(model, inputs.take(x, slice(0, 2)))
         score, prediction = self.score, self.score.prediction(first.output)
         outputs = prediction[0].numel()
         # A single output needs no scale, and the outputs of a map, whose size may change from row
@@ -210,7 +210,7 @@ class Choice(ShownAsTable, Described):
             "Correlation: of the ranks of scale and residual, +1 if the scale is largest where the "
             "model errs most.",
         ]
-        return Ranking([first + what_reach_is(self.side)], names, rows, chosen, below)
+        return Ranking([first + reach_explained(self.side)], names, rows, chosen, below)
 
 
 class Trial(NamedTuple):

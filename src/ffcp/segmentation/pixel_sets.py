@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ffcp.batch import BatchOutput, Requires
 from ffcp.calibrated import Counts
-from ffcp.calibration_loop import Looks, Result
+from ffcp.calibration_loop import BatchRunner, Result
 from ffcp.conformal.columns import Columns, joined, take
 from ffcp.conformal.rank import requested_alpha
 from ffcp.conformal.score import Score
@@ -198,8 +198,8 @@ class PixelSets(Predictor):
         own = {name: getattr(self, name) for name in ("feature", "outputs", "batch_size")}
         return {**own, **score, "output": self._picked}
 
-    def _looks(self, update: bool) -> Looks:
-        return _ImageLooks(self.model)
+    def _runner(self, update: bool) -> BatchRunner:
+        return _ImageRunner(self.model)
 
     def rows_at_once(self, x: Any) -> int | None:
         """Return the number of images in a batch: about 2**18 pixels by default."""
@@ -296,7 +296,7 @@ class PixelSets(Predictor):
         return self.predict_set(x, alpha, **options)
 
 
-class _ImageLooks(Looks):
+class _ImageRunner(BatchRunner):
     """Runs a segmentation network on calibration images."""
 
     sample = 4  # images can be large

@@ -57,7 +57,7 @@ class NetworkSource:
 
     def outputs(self, x: Any) -> Array:
         """Return the network's outputs: numbers (n,), or logits (n, K)."""
-        outs = forward.over(self.model, self.inputs(x), self._requires)
+        outs = forward.run_batches(self.model, self.inputs(x), self._requires)
         result = torch.cat([out.output for out in outs])
         return result.double().numpy()
 

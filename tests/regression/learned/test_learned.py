@@ -35,7 +35,7 @@ def data(rows: int = 600, seed: int = 0) -> tuple[Tensor, Tensor]:
     return x, x[:, 0] * normal(rows, seed=seed + 1)
 
 
-def taught(**common: object) -> ffcp.Learned:
+def fitted(**common: object) -> ffcp.Learned:
     x, y = data()
     return (
         ffcp.Learned(small_mlp(), seed=0, **common)
@@ -45,7 +45,7 @@ def taught(**common: object) -> ffcp.Learned:
 
 
 def test_training_rows_teach_and_all_calibration_rows_calibrate() -> None:
-    predictor = taught()
+    predictor = fitted()
     assert predictor.learned_from == "training rows"
     assert len(predictor.calibration) == 400
 
@@ -164,7 +164,7 @@ def test_hashes_of_rows_see_every_number() -> None:
 def test_saved_copied_and_loaded_predictors_give_the_same_bands(
     tmp_path: Path, common: dict[str, str]
 ) -> None:
-    predictor, x = taught(**common), normal(20, 4, seed=9)
+    predictor, x = fitted(**common), normal(20, 4, seed=9)
     band = predictor.predict_interval(x, alpha=(0.1, 0.4))
     predictor.save(tmp_path / "learned.safetensors")
     fresh = ffcp.Learned(predictor.model, **common)
@@ -181,7 +181,7 @@ def test_saved_copied_and_loaded_predictors_give_the_same_bands(
 
 
 def test_what_was_learned_is_checked_when_it_is_loaded(tmp_path: Path) -> None:
-    predictor, path = taught(), tmp_path / "learned.safetensors"
+    predictor, path = fitted(), tmp_path / "learned.safetensors"
     predictor.save(path)
     spoil(path, "a number learned")
     with pytest.raises(ffcp.CalibrationFileError, match=path.name):
@@ -191,7 +191,7 @@ def test_what_was_learned_is_checked_when_it_is_loaded(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_what_training_rows_taught_outlives_a_file(tmp_path: Path) -> None:
     x, y = data()
-    predictor = taught()
+    predictor = fitted()
     predictor.save(tmp_path / "learned.safetensors")
     loaded = ffcp.load(tmp_path / "learned.safetensors", predictor.model)
     with pytest.raises(ValueError, match="fit"):
@@ -226,7 +226,7 @@ def test_lessons_depend_on_the_seed_alone_and_leave_random_numbers_alone() -> No
     before = torch.random.get_rng_state()
     first = ffcp.Learned(model, seed=0).fit(x[:200], y[:200])
     assert torch.equal(torch.random.get_rng_state(), before)
-    assert config(first) == config(taught())
+    assert config(first) == config(fitted())
     other = ffcp.Learned(first.model, seed=1).fit(x[:200], y[:200])
     assert config(first) != config(other)
 
@@ -263,7 +263,7 @@ def test_an_image_teaches_without_its_pixels() -> None:
         nn.Conv2d(1, 3, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 1)
     )
     predictor = ffcp.Learned(model).calibrate(normal(200, 1, 6, 6, seed=0), normal(200, seed=1))
-    assert config(predictor)["score"]["sight"]["takes_input"] is False
+    assert config(predictor)["score"]["features"]["takes_input"] is False
 
 
 def test_functions_of_the_users_are_learned_from_and_asked_for_when_loading(
@@ -314,18 +314,18 @@ def test_a_network_that_memorised_its_training_rows_is_noticed() -> None:
 
 
 def test_distributions_come_from_central_quantiles_and_grown_ones_say_why_not() -> None:
-    predictor, (x, y) = taught(), data(seed=7)
+    predictor, (x, y) = fitted(), data(seed=7)
     distribution = predictor.predict_distribution(x)
     low, high = distribution.quantile([0.1, 0.9])
     assert (low < high).all()
     inside = ((low <= y) & (y <= high)).double().mean()
     assert 0.7 < float(inside) < 0.9
     with pytest.raises(ValueError, match="central"):
-        taught(nested="grown").predict_distribution(x)
+        fitted(nested="grown").predict_distribution(x)
 
 
 def test_new_lessons_end_the_calibration_of_the_old_ones() -> None:
-    predictor, (x, y) = taught(), data(seed=3)
+    predictor, (x, y) = fitted(), data(seed=3)
     predictor.fit(x, y)
     with pytest.raises(RuntimeError, match="calibrate"):
         predictor.predict_interval(x)
@@ -335,7 +335,7 @@ def test_new_lessons_end_the_calibration_of_the_old_ones() -> None:
 def test_a_band_holds_its_calibration_targets_at_the_scores_they_have() -> None:
     # Rounding must not put a target outside the band of its own score.
     for common in ({}, {"nested": "grown"}, {"side": "upper"}):
-        predictor, (x, y) = taught(**common), data()
+        predictor, (x, y) = fitted(**common), data()
         scores = predictor.score(x[200:], y[200:]).sort().values
         for alpha in (Fraction(twentieth, 20) for twentieth in range(1, 20)):
             band = predictor.predict_interval(x[200:], alpha=alpha)
@@ -358,7 +358,7 @@ def test_residuals_that_float32_cannot_hold_give_bands_that_cover(scale: float) 
 @pytest.mark.parametrize(
     "change",
     [
-        lambda _, described: described["compared"]["score"]["sight"].update(takes_input=False),
+        lambda _, described: described["compared"]["score"]["features"].update(takes_input=False),
         lambda tensors, _: tensors["score.typical"].mul_(2),
         lambda tensors, _: tensors["score.typical"].fill_(math.nan),
         lambda tensors, _: tensors["score.learner.w1"].add_(1),
@@ -366,7 +366,7 @@ def test_residuals_that_float32_cannot_hold_give_bands_that_cover(scale: float) 
     ids=["other columns", "other sizes", "no sizes", "other weights"],
 )
 def test_a_file_that_says_what_was_not_learned_is_refused(change: Any, tmp_path: Path) -> None:
-    predictor, path = taught(), tmp_path / "learned.safetensors"
+    predictor, path = fitted(), tmp_path / "learned.safetensors"
     predictor.save(path)
     rewrite(path, lambda tensors, described: None)
     ffcp.load(path, predictor.model)  # as it is, it can be loaded
@@ -390,7 +390,7 @@ def test_of_many_rows_some_teach_and_all_are_known_again(monkeypatch: pytest.Mon
     loader = DataLoader(TensorDataset(x, y), batch_size=64)
     for rows in ((x, y), (loader, None)):
         predictor = ffcp.Learned(small_mlp(), seed=0, batch_size=64).fit(*rows)
-        assert config(predictor) != whole  # not all rows taught
+        assert config(predictor) != whole  # not all rows were learned from
         with pytest.raises(ValueError, match="fit"):
             predictor.calibrate(x, y)  # rows that were left out too
 

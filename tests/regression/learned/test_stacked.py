@@ -10,7 +10,7 @@ import ffcp
 from ffcp.regression.learned.feature_columns import FeatureColumns
 from ffcp.regression.learned.learners import NETWORK, MeanQuantiles
 from ffcp.regression.learned.nested import LEVELS
-from ffcp.regression.learned.teaching import CrossFit, Rows, Teacher, stacked
+from ffcp.regression.learned.quantile_fitting import CrossFit, QuantileFitter, Rows, stacked
 from tests.conftest import normal
 
 
@@ -56,11 +56,11 @@ def test_networks_learn_from_hidden_values_only_where_they_tell_more(tells: str)
     residuals = (told.abs() + 0.1)[:, None].double() * normal(rows, 1, seed=1)
     if tells == "hidden values":
         columns[:, 3:] = columns[:, 2:3]
-    teacher = Teacher(FeatureColumns(takes_input=True, values="0", width=width), 0, 0.05)
+    fitter = QuantileFitter(FeatureColumns(takes_input=True, values="0", width=width), 0, 0.05)
     fresh = Rows(columns, residuals, torch.ones(rows))
-    found = teacher.cross_fitted(NETWORK, fresh, lambda: None)
+    found = fitter.cross_fitted(NETWORK, fresh, lambda: None)
     assert found.hidden == (tells == "hidden values")
-    learned = teacher.taught(NETWORK, fresh, found).learner
+    learned = fitter.learned_score(NETWORK, fresh, found).learner
     other = columns.clone()
     other[:, 2:] += 1
     is_ignored = torch.equal(learned(fresh_columns(other)), learned(fresh_columns(columns)))

@@ -14,7 +14,7 @@ from torch import nn
 
 from ffcp.arguments import known_only
 from ffcp.calibrated import Counts
-from ffcp.calibration_loop import Looks, Result
+from ffcp.calibration_loop import BatchRunner, Result
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.rank import requested_alpha
 from ffcp.metrics import Coverage
@@ -163,8 +163,8 @@ class FCP(RegressionPredictor):
         """The calibration rows for which no feature was found that gives y."""
         return list(self._state.counts.unconverged)
 
-    def _looks(self, update: bool) -> Looks:
-        return _Converging(self.model)
+    def _runner(self, update: bool) -> BatchRunner:
+        return _ConvergenceCounter(self.model)
 
     @steady
     def feature_coverage(
@@ -205,7 +205,7 @@ class FCP(RegressionPredictor):
         return Coverage(float(inside.nanmean()), int(counted.sum()))
 
 
-class _Converging(Looks):
+class _ConvergenceCounter(BatchRunner):
     """Counts the rows for which the inversion found no feature that gives the target."""
 
     def finish(self, result: Result) -> Counts:

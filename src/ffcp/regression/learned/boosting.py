@@ -106,7 +106,7 @@ def learn(
 ) -> BoostedQuantiles:
     """Learn quantiles of residuals (n, outputs) from columns (n, k), the same for the same seed.
 
-    NaN residuals are not known and teach nothing; ``weights`` (n,) say how much each row counts.
+    NaN residuals are not known and left out; ``weights`` (n,) say how much each row counts.
     The outer quantiles that are learned are those at ``tail`` and 1 - ``tail``; ``first`` is how
     many of the columns are learned from, by default all. Each quantile has
     so many trees as ``rounds`` says, or until columns and residuals ``held`` out get no better; by

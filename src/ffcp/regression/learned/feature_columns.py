@@ -74,7 +74,7 @@ class FeatureColumns(Described):
         if layers is None and {NORMS, VALUES} & set(on):
             names = candidates(model, x)
         inner = [name for name in names if name != INPUT][-1:] if VALUES in on else []
-        first = forward.see(model, inputs.take(x, slice(0, 2)), Requires(values=tuple(inner)))
+        first = forward.run_batch(model, inputs.take(x, slice(0, 2)), Requires(values=tuple(inner)))
         outputs = first.output[0].numel()
         if outputs > _MOST_OUTPUTS:
             raise ValueError(

@@ -12,7 +12,7 @@ from torch import nn
 from ffcp.arguments import known_only
 from ffcp.batch import BatchOutput, Requires
 from ffcp.calibrated import Counts
-from ffcp.calibration_loop import Batch, Looks, Result
+from ffcp.calibration_loop import Batch, BatchRunner, Result
 from ffcp.conformal.calibration import Calibration
 from ffcp.regression.common import Common
 from ffcp.regression.joint import BOTH, checked_joint, checked_side
@@ -20,7 +20,12 @@ from ffcp.regression.learned.feature_columns import On, checked_on
 from ffcp.regression.learned.learned_score import LearnedScore
 from ffcp.regression.learned.learners import NETWORK, checked_learner
 from ffcp.regression.learned.nested import CENTRAL, FAMILIES, LEVELS, MIDDLE
-from ffcp.regression.learned.teaching import TRAINING_ROWS, LearnedSelection, Teacher, tail_of
+from ffcp.regression.learned.quantile_fitting import (
+    TRAINING_ROWS,
+    LearnedSelection,
+    QuantileFitter,
+    tail_of,
+)
 from ffcp.regression.learned.training_rows import (
     LearnsFromTraining,
     checked_rows,
@@ -131,18 +136,18 @@ class Learned(LearnsFromTraining):
             Whether calibration rows are known to be different, because the caller divided the
             data. Otherwise they are compared with these, and many equal rows are an error.
         """
-        lesson = self._lesson(x, y, disjoint)
+        training = self._training_rows(x, y, disjoint)
         ways = {"shape": self.nested, "joint": self.joint, "side": self.side}
         tail = tail_of(self.selection_alpha, self.side)
-        teacher = Teacher(lesson.sight, self.seed or 0, tail)
-        learned = teacher.taught(self.learner, lesson.rows, source=TRAINING_ROWS, **ways)
-        self._learn(replace(learned, rows=lesson.hashes))
+        fitter = QuantileFitter(training.features, self.seed or 0, tail)
+        learned = fitter.learned_score(self.learner, training.rows, source=TRAINING_ROWS, **ways)
+        self._learn(replace(learned, rows=training.hashes))
         return self
 
     def restore_fit(self) -> None:
         """Restore the learned state of training rows from a loaded state."""
         super().restore_fit()
-        if self._taught is not None:  # also for a new calibration
+        if self._hashes is not None:  # also for a new calibration
             self._given = (self._state.score, self._given[1])
 
     @property
@@ -150,14 +155,14 @@ class Learned(LearnsFromTraining):
         """``"training rows"`` or ``"calibration rows"``; ``None`` if nothing was learned yet."""
         return getattr(self._state.score, "source", None)
 
-    def _looks(self, update: bool) -> Looks:
-        return _Flattered(super()._looks(update))
+    def _runner(self, update: bool) -> BatchRunner:
+        return _OverfitCheck(super()._runner(update))
 
 
-class _Flattered(Looks):
+class _OverfitCheck(BatchRunner):
     """Warns if the residuals of training rows are too small, as the model was trained on them."""
 
-    def __init__(self, inner: Looks) -> None:
+    def __init__(self, inner: BatchRunner) -> None:
         super().__init__(inner.model)
         self._inner = inner
 

@@ -37,7 +37,7 @@ class LearnedScore(TwoSidedScore):
     Learner, typical sizes and the hashes of training rows are its state.
     """
 
-    sight: FeatureColumns
+    features: FeatureColumns
     kind: str
     shape: str = CENTRAL
     joint: Joint = False
@@ -67,7 +67,7 @@ class LearnedScore(TwoSidedScore):
 
     def requires(self) -> Requires:
         """Return the features that quantiles are learned from."""
-        return self.sight.requires()
+        return self.features.requires()
 
     def state(self) -> dict[str, Tensor]:
         """Return the learned tensors, and hashes of the training rows."""
@@ -78,7 +78,7 @@ class LearnedScore(TwoSidedScore):
         """Return the score with the learned tensors of a file, once they are checked."""
         learner = LEARNERS[self.kind].from_state(with_prefix("learner.", state))
         typical, rows = state["typical"], state.get("rows")
-        sizes = (learner.outputs * (1 + len(self.sight.norms)),)
+        sizes = (learner.outputs * (1 + len(self.features.norms)),)
         are_sizes = typical.dtype == torch.float32 and bool((typical > 0).all())
         if tuple(typical.shape) != sizes or not are_sizes or not bool(typical.isfinite().all()):
             raise ValueError(
@@ -94,7 +94,7 @@ class LearnedScore(TwoSidedScore):
 
     def quantiles(self, out: BatchOutput) -> Tensor:
         """Return the quantiles of the residual, (n, m, levels)."""
-        columns = self.sight.logarithmic(self.sight.columns(out), self.typical)
+        columns = self.features.logarithmic(self.features.columns(out), self.typical)
         quantiles: Tensor = self.learner(columns)
         return quantiles
 

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from ffcp.batch import BatchOutput, Requires
 from ffcp.calibrated import Calibrated, Counts
-from ffcp.calibration_loop import Batch, Looks, Result
+from ffcp.calibration_loop import Batch, BatchRunner, Result
 from ffcp.network import forward, inputs
 from ffcp.regression.common import Common
 from ffcp.regression.joint import AUTO
 from ffcp.regression.learned.feature_columns import FeatureColumns, On
-from ffcp.regression.learned.teaching import MOST_ROWS, Rows
+from ffcp.regression.learned.quantile_fitting import MOST_ROWS, Rows
 from ffcp.regression.regression_predictor import RegressionPredictor
 
 # Data can hold equal rows by chance. By how much the share of known rows must exceed that of
@@ -24,10 +24,10 @@ from ffcp.regression.regression_predictor import RegressionPredictor
 _EXCESS, _ERRORS = 0.05, 4.0
 
 
-class Lesson(NamedTuple):
+class TrainingRows(NamedTuple):
     """Columns and residuals of training rows, and their hashes, sorted."""
 
-    sight: FeatureColumns
+    features: FeatureColumns
     rows: Rows
     hashes: Tensor
 
@@ -37,7 +37,7 @@ class LearnsFromTraining(RegressionPredictor):
 
     on: tuple[On, ...] | None
     calibrate_rows: int | None
-    _taught: Tensor | None = None  # sorted hashes of the training rows
+    _hashes: Tensor | None = None  # sorted hashes of the training rows
 
     def config(self) -> dict[str, Any]:
         """Return the constructor arguments, but for the model."""
@@ -45,36 +45,36 @@ class LearnsFromTraining(RegressionPredictor):
         del shared["selection_fraction"]
         return {"on": self.on, "calibrate_rows": self.calibrate_rows, **shared}
 
-    def _lesson(self, x: Any, y: Any, disjoint: bool) -> Lesson:
+    def _training_rows(self, x: Any, y: Any, disjoint: bool) -> TrainingRows:
         """Run the model on training rows, up to a limit; hash all of them unless ``disjoint``."""
         parts: list[Rows] = []
-        hashes, sight = [], None
+        hashes, features = [], None
         with torch.inference_mode(False):
-            for batch in self._teaching_batches(x, y):
+            for batch in self._training_batches(x, y):
                 hashes.append(row_hashes(batch.x, batch.y)[: 0 if disjoint else None])
                 if sum(len(part.weights) for part in parts) >= MOST_ROWS:
                     continue
-                if sight is None:
-                    sight = FeatureColumns.of(self.model, batch.x, self.on)
-                    forward.check_rows(self.model, batch.x, sight.norms)
-                out = forward.see(self.model, batch.x, sight.requires(), batch.row)
-                parts.append(Rows.of(sight, out, batch.y))
-        if sight is None:
+                if features is None:
+                    features = FeatureColumns.of(self.model, batch.x, self.on)
+                    forward.check_rows(self.model, batch.x, features.norms)
+                out = forward.run_batch(self.model, batch.x, features.requires(), batch.row)
+                parts.append(Rows.of(features, out, batch.y))
+        if features is None:
             raise ValueError("there are no rows to learn from")
-        self._taught = torch.cat(hashes).sort().values
+        self._hashes = torch.cat(hashes).sort().values
         rows = Rows(*(torch.cat(each) for each in zip(*parts, strict=True)))
-        return Lesson(sight, rows, self._taught)
+        return TrainingRows(features, rows, self._hashes)
 
     def restore_fit(self) -> None:
         """Restore the hashes of training rows from a loaded state."""
-        self._taught = getattr(self._state.score, "rows", None)
+        self._hashes = getattr(self._state.score, "rows", None)
 
     def _learn(self, score: Any) -> None:
         """Set the score learned from training rows; drop earlier scores."""
         self._given = (score, self._given[1])
         self._state = Calibrated(*self._given, layout=self._state.layout)
 
-    def _teaching_batches(self, x: Any, y: Any) -> Iterator[Batch]:
+    def _training_batches(self, x: Any, y: Any) -> Iterator[Batch]:
         """Yield batches of the rows; those of large arrays in random order."""
         count = None if y is None or inputs.is_loader(x) else len(y)
         if count is None or count <= MOST_ROWS:
@@ -86,20 +86,24 @@ class LearnsFromTraining(RegressionPredictor):
         order = torch.from_numpy(np.random.default_rng(self.seed or 0).permutation(count))
         yield from self.batches(inputs.take(x, order), y[order], call="fit")
 
-    def _looks(self, update: bool) -> Looks:
-        return Looks(self.model) if self._taught is None else _NewRows(self.model, self._taught)
+    def _runner(self, update: bool) -> BatchRunner:
+        return (
+            BatchRunner(self.model)
+            if self._hashes is None
+            else _RepeatedRowCounter(self.model, self._hashes)
+        )
 
 
-class _NewRows(Looks):
+class _RepeatedRowCounter(BatchRunner):
     """Counts the calibration rows that were given to fit; many are an error."""
 
-    def __init__(self, model: nn.Module, taught: Tensor) -> None:
+    def __init__(self, model: nn.Module, hashes: Tensor) -> None:
         super().__init__(model)
-        self._taught, self._repeated, self._rows = taught, 0, 0
+        self._hashes, self._repeated, self._rows = hashes, 0, 0
 
     def __call__(self, batch: Batch, requires: Requires) -> BatchOutput:
         """Run the model on one batch."""
-        self._repeated += int(torch.isin(row_hashes(batch.x, batch.y), self._taught).sum())
+        self._repeated += int(torch.isin(row_hashes(batch.x, batch.y), self._hashes).sum())
         self._rows += len(batch.y)
         return super().__call__(batch, requires)
 
@@ -107,10 +111,10 @@ class _NewRows(Looks):
         """Raise ValueError for training rows, unless they are too few to be no coincidence."""
         if self._repeated:
             share = self._repeated / self._rows
-            error = (share / min(self._rows, len(self._taught))) ** 0.5
+            error = (share / min(self._rows, len(self._hashes))) ** 0.5
             # Data can hold the same row more than once by itself.
-            counts = self._taught.unique(return_counts=True)[1]
-            repeated = float(counts[counts > 1].sum()) / len(self._taught)
+            counts = self._hashes.unique(return_counts=True)[1]
+            repeated = float(counts[counts > 1].sum()) / len(self._hashes)
             if share - repeated > max(_EXCESS, _ERRORS * error):
                 raise ValueError(
                     f"{self._repeated} of {self._rows} calibration rows were given to fit as well: "

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ffcp.batch import BatchOutput, Requires
 from ffcp.conformal.rank import exact_alpha
-from ffcp.conformal.selection import Aside, Selected, Selection, Teaching
+from ffcp.conformal.selection import Aside, LearningDivision, Selected, Selection
 from ffcp.network import arrays
 from ffcp.regression.intervals import as_float64, columns
 from ffcp.regression.joint import BOTH, EACH, Joint, shared_out
@@ -40,11 +40,11 @@ class Rows(NamedTuple):
     weights: Tensor
 
     @classmethod
-    def of(cls, sight: FeatureColumns, out: BatchOutput, y: Tensor) -> Rows:
+    def of(cls, features: FeatureColumns, out: BatchOutput, y: Tensor) -> Rows:
         """Return the rows of a batch output and its targets."""
         target = columns(arrays.target_like(y, out.output)).double().cpu()
         residuals = target - as_float64(out.output).reshape(len(target), -1).cpu()
-        return cls(sight.columns(out), residuals, torch.ones(len(target)))
+        return cls(features.columns(out), residuals, torch.ones(len(target)))
 
     def part(self, mask: Tensor) -> Rows:
         """Return some of the rows."""
@@ -73,19 +73,19 @@ def pooled(fresh: Rows, training: Rows | None) -> Rows:
 
 
 @dataclass(frozen=True)
-class Teacher:
+class QuantileFitter:
     """Learns quantiles of the residual from fresh rows and, if there are any, training rows.
 
     ``tail`` is the level of the outer quantiles, ``config`` that of the scores it makes.
     """
 
-    sight: FeatureColumns
+    features: FeatureColumns
     seed: int
     tail: float
     training: Rows | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
 
-    def taught(
+    def learned_score(
         self, kind: str, fresh: Rows, cross_fit: CrossFit | None = None, **config: Any
     ) -> LearnedScore:
         """Return the score learned from all rows, with the settings of ``cross_fit``."""
@@ -93,12 +93,12 @@ class Teacher:
         if cross_fit is not None:
             found = {"rounds": cross_fit.rounds or None, "weight": cross_fit.weight}
             found["hidden"] = cross_fit.hidden
-        learner, typical = self._learned(kind, pooled(fresh, self.training), **found)
+        learner, typical = self._fit(kind, pooled(fresh, self.training), **found)
         return LearnedScore(
-            self.sight, kind, **{**self.config, **config}, learner=learner, typical=typical
+            self.features, kind, **{**self.config, **config}, learner=learner, typical=typical
         )
 
-    def _learned(
+    def _fit(
         self,
         kind: str,
         rows: Rows,
@@ -112,14 +112,14 @@ class Teacher:
         Rows that are ``held`` out end the growth of trees; ``weight`` is that of the trees, where
         both learn. Networks learn from hidden values beside the input of a table if ``hidden``.
         """
-        typical = self.sight.typical(rows.columns, rows.residuals.shape[1])
-        seen = self.sight.logarithmic(self.sight.tied(rows.columns, typical), typical)
-        first, given = self.sight.without_hidden(seen), (rows.residuals, self.seed, rows.weights)
+        typical = self.features.typical(rows.columns, rows.residuals.shape[1])
+        seen = self.features.logarithmic(self.features.tied(rows.columns, typical), typical)
+        first, given = self.features.without_hidden(seen), (rows.residuals, self.seed, rows.weights)
         columns = seen if hidden else seen[:, :first]
         if kind == NETWORK:
             return network.learn(columns, *given), typical
         if held is not None:
-            ways["held"] = (self.sight.logarithmic(held.columns, typical), held.residuals)
+            ways["held"] = (self.features.logarithmic(held.columns, typical), held.residuals)
         trees = boosting.learn(seen, *given, tail=self.tail, first=first, **ways)
         if kind == BOOSTING:
             return trees, typical
@@ -132,7 +132,7 @@ class Teacher:
         misled by so many columns. Those with the smaller pinball loss are returned.
         """
         columns = fresh.columns.shape[1]
-        is_either = kind == NETWORK and self.sight.without_hidden(fresh.columns) < columns
+        is_either = kind == NETWORK and self.features.without_hidden(fresh.columns) < columns
         shape = (*fresh.residuals.shape, len(LEVELS))
         found = {
             hidden: torch.empty(shape, dtype=torch.float64)
@@ -142,8 +142,8 @@ class Teacher:
         for held in (fold == number for number in range(folds_of(len(fold)))):
             rest = pooled(fresh.part(~held), self.training)
             for hidden, quantiles in found.items():
-                learner, typical = self._learned(kind, rest, fresh.part(held), hidden=hidden)
-                quantiles[held] = learner(self.sight.logarithmic(fresh.columns[held], typical))
+                learner, typical = self._fit(kind, rest, fresh.part(held), hidden=hidden)
+                quantiles[held] = learner(self.features.logarithmic(fresh.columns[held], typical))
             rounds.append(getattr(learner, "rounds", []))
             step()
         best = min(found, key=lambda hidden: _pinball(found[hidden], fresh.residuals))
@@ -211,10 +211,10 @@ def tail_of(alpha: Any, side: str) -> float:
     return float(exact / 2 if side in (BOTH, EACH) else exact)
 
 
-def division(alpha: Any, side: str, calibrate_rows: int | None, seed: int) -> Teaching:
+def division(alpha: Any, side: str, calibrate_rows: int | None, seed: int) -> LearningDivision:
     """Return the division of rows: enough calibrate for about a hundred misses."""
     wanted = math.ceil(_MISSES / shared_out(alpha, side, False, 1))
-    return Teaching(wanted, seed, MOST_ROWS, calibrate_rows)
+    return LearningDivision(wanted, seed, MOST_ROWS, calibrate_rows)
 
 
 @dataclass(frozen=True)
@@ -229,18 +229,18 @@ class LearnedSelection(Selection):
     side: str
     alpha: Any
     calibrate_rows: int | None = None
-    sight: FeatureColumns | None = None
+    features: FeatureColumns | None = None
     what = "what is learned"
 
     def prepared(self, model: Any, x: Any) -> LearnedSelection:
         """Return the selection with the layers of the model to learn from."""
-        return replace(self, sight=FeatureColumns.of(model, x, self.on))
+        return replace(self, features=FeatureColumns.of(model, x, self.on))
 
     def requires(self) -> Requires:
         """Return the features to learn from; none until the model is known."""
-        return Requires() if self.sight is None else self.sight.requires()
+        return Requires() if self.features is None else self.features.requires()
 
-    def division(self, fraction: float, seed: int) -> Teaching:
+    def division(self, fraction: float, seed: int) -> LearningDivision:
         """Return which rows are learned from and which calibrate."""
         return division(self.alpha, self.side, self.calibrate_rows, seed)
 
@@ -250,11 +250,11 @@ class LearnedSelection(Selection):
 
     def select(self, aside: Aside) -> Selected:
         """Learn from the rows set aside."""
-        assert self.sight is not None
-        teacher = Teacher(self.sight, self.seed, tail_of(self.alpha, self.side))
+        assert self.features is not None
+        fitter = QuantileFitter(self.features, self.seed, tail_of(self.alpha, self.side))
         ways: dict[str, Any] = {"shape": self.shape, "joint": self.joint, "side": self.side}
-        rows = Rows.of(self.sight, aside.out, aside.y)
-        learned = teacher.taught(self.kind, rows, source=CALIBRATION_ROWS, **ways)
+        rows = Rows.of(self.features, aside.out, aside.y)
+        learned = fitter.learned_score(self.kind, rows, source=CALIBRATION_ROWS, **ways)
         return Selected(learned, aside.calibration, {})
 
     def accepts(self, score: Any) -> bool:
