@@ -46,7 +46,7 @@ def threshold(scores: Array, alpha: float) -> float:
 
 # -- the prototype ---------------------------------------------------------------------------------
 
-_TEACH, _WEIGHT = (
+_LEARNED, _WEIGHT = (
     0.6,
     0.5,
 )  # the share of calibration rows that teaches; the weight of training rows
@@ -78,24 +78,24 @@ def pooled(
     def own(x: Tensor) -> Array:
         return np.column_stack([x.double().numpy(), predicted(model, x)])
 
-    see = columns or own
-    teach = int(_TEACH * len(parts.y_cal))
+    features = columns or own
+    count = int(_LEARNED * len(parts.y_cal))
     fresh = numbers(parts.y_cal) - predicted(model, parts.x_cal)
     known = numbers(parts.y_train) - predicted(model, parts.x_train)
     # Training residuals are too small: rescaled to the median of the fresh ones.
-    known = known * np.median(np.abs(fresh[:teach])) / max(float(np.median(np.abs(known))), 1e-9)
-    table = np.vstack([see(parts.x_cal[:teach]), see(parts.x_train)])
-    residuals = np.concatenate([fresh[:teach], known])
-    weights = np.concatenate([np.ones(teach), np.full(len(known), _WEIGHT)])
+    known = known * np.median(np.abs(fresh[:count])) / max(float(np.median(np.abs(known))), 1e-9)
+    table = np.vstack([features(parts.x_cal[:count]), features(parts.x_train)])
+    residuals = np.concatenate([fresh[:count], known])
+    weights = np.concatenate([np.ones(count), np.full(len(known), _WEIGHT)])
     low, high = (boosted_quantile(table, residuals, a, weights) for a in (alpha / 2, 1 - alpha / 2))
 
     def ends(x: Tensor) -> tuple[Array, Array, Array]:
-        at = see(x)
+        at = features(x)
         lower, upper = low(at), high(at)
         return lower, upper, np.maximum(upper - lower, 1e-9)
 
-    lower, upper, width = ends(parts.x_cal[teach:])
-    by = threshold(np.maximum(lower - fresh[teach:], fresh[teach:] - upper) / width, alpha)
+    lower, upper, width = ends(parts.x_cal[count:])
+    by = threshold(np.maximum(lower - fresh[count:], fresh[count:] - upper) / width, alpha)
 
     def predict(x: Tensor) -> tuple[Array, Array]:
         centre, (lower, upper, width) = predicted(model, x), ends(x)
@@ -155,12 +155,12 @@ def epicscore(model: nn.Module, parts: Split, alpha: float, seed: int) -> Predic
     rows = len(scores)
     left = 1000 if rows >= 2000 else round(0.3 * rows)  # that calibrate, as in the published code
     order = torch.from_numpy(np.random.default_rng(seed).permutation(rows))
-    teach, rest = order[left:], order[:left]
-    unit, middle = float(scores[teach].std()) or 1.0, float(scores[teach].mean())
+    learned, rest = order[left:], order[:left]
+    unit, middle = float(scores[learned].std()) or 1.0, float(scores[learned].mean())
     target = torch.from_numpy((scores - middle) / unit).float()
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        network = _learned_mixture(parts.x_cal[teach], target[teach])
+        network = _learned_mixture(parts.x_cal[learned], target[learned])
         masks = torch.bernoulli(torch.full((_MASKS, 2, _WIDTH), 1 - _DROPOUT)) / (1 - _DROPOUT)
 
     def mixture(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

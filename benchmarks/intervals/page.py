@@ -193,7 +193,7 @@ The worst third is that of the targets. [Excess risk](api/metrics.md) is about t
 which coverage depends on the input, as far as a classifier finds it; 0 or below: it finds nothing.
 Seconds are those of one core to learn and calibrate, the network given.
 
-- **prototype**: boosted quantiles of the residual from input and prediction, taught by training
+- **prototype**: boosted quantiles of the residual from input and prediction, learned from training
   rows and most calibration rows together (`benchmarks/intervals/opponents.py`).
 - **crepes** ({crepes}), normalised by the spread of 25 neighbours' targets, and by their residuals.
 - **MAPIE** ({MAPIE}), residual-normalised, with the linear model of the residual that it takes by
@@ -222,8 +222,8 @@ _CHOOSE = """
   `ffcp fit` trains its own.
 
 An interval of Auto contains a new target with probability at least 1 - alpha, whatever the data and
-whatever was selected: the rows that teach or select take no part in the calibration. That is an
-average over inputs and over calibration sets; what the columns on the worst third and the excess
+whatever was selected: rows that are learned from or select take no part in the calibration. That is
+an average over inputs and over calibration sets; what the columns on the worst third and the excess
 risk show is measured, not guaranteed.
 """
 
@@ -264,11 +264,11 @@ two points below, which were decided without them, and once after.
 
 - An earlier state was made on the paper's seven data sets alone, with small networks as learners
   and a fifth of the calibration rows set aside. On six tables that it had never met it lost to
-  boosted quantiles of the residual taught by half of the calibration rows, and where noise follows
-  an input that the mean ignores it was no better than CP.
-- Two causes were measured: too few rows taught, and trees learn tables better than small networks
-  do. Training rows, their residuals stretched to the size of fresh ones, and calibration rows
-  teach best together: that is the prototype above.
+  boosted quantiles of the residual learned from half of the calibration rows, and where noise
+  follows an input that the mean ignores it was no better than CP.
+- Two causes were measured: too few rows were learned from, and trees learn tables better than small
+  networks do. Best is to learn from training rows, their residuals rescaled to the size of fresh
+  ones, and calibration rows together: that is the prototype above.
 - Before that, on seeds 100 to 119: small networks start from the quantiles of all residuals in
   place of random ones; asking for a clearer lead before a complicated method is taken made it
   worse.
