@@ -451,7 +451,7 @@ class Predictor(Persistent):
             Some inputs, as the model takes them, on which the file is compared with this
             predictor. Some dozens or more: they show how far rounding on another machine may
             differ, and intervals are widened by that.
-        alphas : Interval or (lower, upper), default=(0.1,)
+        alphas : float or sequence of float, default=(0.1,)
             Miscoverage levels. One gives the outputs ``lower`` and ``upper`` (for prediction sets
             ``mask``), several ``lower_0.1`` and so on.
         confidence_level : float or sequence of float, default=None
