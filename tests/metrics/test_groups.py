@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -23,6 +24,15 @@ def test_group_coverage_by_labels() -> None:
     assert result.worst_group == 2
     assert result.worst.rows == 3
     assert result.gap == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("kind", ["str", "object", "category"])
+def test_groups_may_be_a_column_of_words(kind: str) -> None:
+    lower, upper, y = band_of([1, 1, 0, 0])
+    groups = pd.Series(["far", "near", "far", "near"]).astype(kind)
+    for column in (groups, groups.to_numpy()):
+        found = metrics.group_coverage((lower, upper), y, groups=column).groups
+        assert {name: float(share) for name, share in found.items()} == {"far": 0.5, "near": 0.5}
 
 
 def test_tertiles_cut_y_into_thirds() -> None:

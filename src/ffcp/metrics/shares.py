@@ -198,6 +198,6 @@ def by_label(hits: Tensor, labels: np.ndarray) -> dict[Hashable, Coverage]:
     counts = np.bincount(inverse, minlength=len(kinds))
     sums = np.bincount(inverse, weights=hits.numpy(), minlength=len(kinds))
     return {
-        kind.item(): Coverage(float(total / count), int(count))
-        for kind, total, count in zip(kinds, sums, counts, strict=True)
+        kind: Coverage(float(total / count), int(count))
+        for kind, total, count in zip(kinds.tolist(), sums, counts, strict=True)
     }
