@@ -374,3 +374,16 @@ def test_sets_without_randomness_raise_no_alarm_where_nothing_moves() -> None:
     predictor = ffcp.APS(model, randomized=False, seed=0).calibrate(x[:300], y[:300])
     monitor = ffcp.Monitor(predictor, seed=0).update(x[300:], y[300:])
     assert not monitor.alarm
+
+
+@pytest.mark.parametrize("feature", [None, "0"])
+def test_a_model_that_returns_one_number_per_row_is_monitored(feature: str | None) -> None:
+    model = small_mlp()
+    flat = nn.Sequential(*model, nn.Flatten(0))  # (n,), not (n, 1)
+    x, y = normal(60, 4, seed=0), normal(60, seed=1)
+    tables = []
+    for one in (model, flat):
+        predictor = ffcp.CP(one) if feature is None else ffcp.FFCP(one, feature)
+        monitor = ffcp.Monitor(predictor.calibrate(x[:40], y[:40]), seed=0)
+        tables.append(monitor.update(x[40:], y[40:]).table())
+    assert tables[0] == tables[1]

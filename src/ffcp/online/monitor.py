@@ -261,14 +261,15 @@ class Monitor(Resumable):
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
     def _quantities(self, out: BatchOutput) -> dict[str, Tensor]:
-        output = out.output.double().flatten(1).cpu()
+        rows = len(out.rows)
+        output = out.output.double().reshape(rows, -1).cpu()
         if isinstance(self.predictor, SetPredictor):
             output = output.softmax(dim=1).amax(dim=1, keepdim=True)
         quantities = {PREDICTION: output.mean(dim=1)}
         if self.feature is not None:
             norms, values = out.norms[self.feature], out.values[self.feature]
-            quantities[NORM] = norms.double().flatten(1).mean(dim=1).cpu()
-            quantities[VALUES] = values.double().flatten(1).cpu()
+            quantities[NORM] = norms.double().reshape(rows, -1).mean(dim=1).cpu()
+            quantities[VALUES] = values.double().reshape(rows, -1).cpu()
         return quantities
 
     def _record_hits(self, x: Any, y: Any, groups: Any, weights: Any, rows: int) -> None:
