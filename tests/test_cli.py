@@ -94,6 +94,16 @@ def test_the_command_without_its_extra_says_what_to_install(
 
 
 @pytest.mark.heavy
+def test_a_command_on_tables_without_pandas_says_what_to_install() -> None:
+    said = run_python(
+        "import sys; sys.modules['pandas'] = None; sys.argv = ['ffcp', 'show', 'houses.ffcp']\n"
+        "from ffcp.cli import main\n"
+        "try:\n main()\nexcept SystemExit as stop: print(stop)"
+    )
+    assert said.endswith("needs pandas, which is not installed: pip install 'ffcp[tables]'")
+
+
+@pytest.mark.heavy
 def test_the_command_is_a_module_too() -> None:
     shown = subprocess.run(
         [sys.executable, "-m", "ffcp.cli", "--version"], capture_output=True, text=True, check=True

@@ -14,8 +14,10 @@ def main() -> None:
         from ffcp.cli.app import app
 
         app()
-    except ModuleNotFoundError as missing:
+    except ImportError as missing:
         package = (missing.name or "").split(".")[0]
+        if "pip install" in str(missing):
+            sys.exit(str(missing))
         if package not in _CLI + _TABLES:
             raise
         extra = "cli" if package in _CLI else "tables"
