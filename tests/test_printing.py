@@ -107,3 +107,34 @@ def test_label_sets_are_chosen_without_names_of_penalties() -> None:
     assert text.count("RAPS:") <= 3  # the best of each temperature, and the heading
     assert max(map(len, text.splitlines())) <= 80
     assert "method: " in repr(predictor)
+
+
+@pytest.mark.parametrize(
+    "predictor",
+    [
+        ffcp.CP(nn.Linear(3, 24), joint=True, output_scales=[i / 3 for i in range(1, 25)]),
+        ffcp.RiskControl(nn.Linear(3, 4), "wrong_answers", sets="answers", pac=0.9),
+        ffcp.LAC(nn.Linear(3, 12), names=[f"class number {i}" for i in range(12)]),
+        ffcp.LCP(MODEL),
+    ],
+    ids=lambda predictor: type(predictor).__name__,
+)
+def test_a_predictor_with_long_settings_prints_in_80_columns(predictor: nn.Module) -> None:
+    lines = repr(predictor).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert len(lines) < 12
+
+
+def test_long_lists_of_settings_are_cut_and_their_numbers_rounded() -> None:
+    scales = [i / 3 for i in range(1, 25)]
+    text = " ".join(repr(ffcp.CP(nn.Linear(3, 24), joint=True, output_scales=scales)).split())
+    assert "output_scales=[0.3333, 0.6667, 1.0, 1.333, 1.667, 2.0, ... 24 in all]" in text
+
+
+def test_a_stream_of_several_outputs_names_the_threshold_of_each_line() -> None:
+    predictor = ffcp.CP(nn.Linear(3, 3)).calibrate(X, torch.randn(300, 3))
+    online = ffcp.Online(predictor, "aci", alpha=0.2)
+    online.predict_interval(X[:1])
+    online.update(X[:1], torch.tensor([[0.0, torch.nan, 0.0]]))
+    lines = [line.strip() for line in repr(online).splitlines()[2:]]
+    assert [line[: line.index(":")] for line in lines] == ["threshold 0", "threshold 2"]

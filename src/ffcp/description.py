@@ -14,6 +14,7 @@ import numpy as np
 from torch import nn
 
 _KIND, _OWN, _LAYER, _FRACTION = "class", "yours", "layer", "fraction"
+_SHOWN = 6  # of a long list
 
 
 class Described:
@@ -161,9 +162,18 @@ def is_default(value: Any) -> bool:
 def shown(described: Any) -> str:
     """Return a description as the call that makes it, without common defaults.
 
+    Numbers have four digits, and of long lists the beginning is shown.
+
     >>> shown({"class": "GradientNorm", "feature": "2", "norm": None})
     "GradientNorm(feature='2')"
+    >>> shown([1 / 3] * 10)
+    '[0.3333, 0.3333, 0.3333, 0.3333, 0.3333, 0.3333, ... 10 in all]'
     """
+    if isinstance(described, float):
+        return repr(float(f"{described:.4g}"))
+    if isinstance(described, list):
+        rest = [f"... {len(described)} in all"] if len(described) > _SHOWN else []
+        return f"[{', '.join([*map(shown, described[:_SHOWN]), *rest])}]"
     if not isinstance(described, Mapping):
         return repr(described)
     named = {n: one for n, one in described.items() if n not in (_KIND, _OWN)}

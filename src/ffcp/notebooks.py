@@ -68,6 +68,17 @@ def _wrapped(texts: Sequence[str]) -> list[str]:
     return [line for text in texts for line in textwrap.wrap(text, _WIDTH)]
 
 
+def wrapped(text: str) -> str:
+    """Break a line after 80 columns; the rest is indented by four.
+
+    >>> print(wrapped("  model: " + 75 * "x"))
+      model:
+        xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx
+    """
+    lines = textwrap.wrap(text, _WIDTH, break_on_hyphens=False, subsequent_indent="    ")
+    return "\n".join(lines)
+
+
 def _paragraphs(texts: Sequence[str]) -> str:
     return "".join(f"<p>{html.escape(text)}</p>" for text in texts)
 

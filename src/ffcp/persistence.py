@@ -34,7 +34,7 @@ from ffcp.description import (
 from ffcp.locks import WriterLock
 from ffcp.network.features import resolve
 from ffcp.network.model import Identity, checked_autocast, fingerprint
-from ffcp.notebooks import ShownAsTable, ShownAsText
+from ffcp.notebooks import ShownAsTable, ShownAsText, wrapped
 
 Self = TypeVar("Self", bound="Persistent")
 _PARTS = ("score.", "calibration.")  # of a state_dict, besides the model
@@ -344,8 +344,8 @@ class Persistent(ShownAsText, Stateful, Described):
         left_out = ["learned", *(["score"] if "method" in parts else [])]  # a hash; not a setting
         compared = self.comparable().items()
         parts |= {n: shown(one) for n, one in compared if not is_default(one) and n not in left_out}
-        lines = [f"{name}: {text}" for name, text in parts.items()]
-        return "\n  ".join([f"{type(self).__name__}: {head}", *lines])
+        lines = [wrapped(f"  {name}: {text}") for name, text in parts.items()]
+        return "\n".join([f"{type(self).__name__}: {head}", *lines])
 
 
 def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, list[Any]]:

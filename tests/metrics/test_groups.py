@@ -113,3 +113,10 @@ def test_one_huge_band_leaves_the_other_strata_apart() -> None:
     lengths = torch.tensor([1.0] * 50 + [2.0] * 50 + [1e6])
     band = torch.zeros(101), lengths
     assert len(metrics.size_stratified_coverage(band, torch.zeros(101), bins=2).groups) == 2
+
+
+def test_coverage_of_groups_prints_a_line_for_each() -> None:
+    lower, upper, y = band_of([1, 1, 0, 1, 0, 0])
+    result = metrics.group_coverage((lower, upper), y, groups=[1, 1, 10, 1, 10, 10])
+    lines = [" 1: 1.000 [0.439, 1.000] of 3 rows", "10: 0.000 [0.000, 0.561] of 3 rows"]
+    assert repr(result).splitlines() == lines

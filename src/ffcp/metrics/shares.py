@@ -175,6 +175,11 @@ class GroupCoverage:
 
     groups: Mapping[Hashable, Coverage]
 
+    def __repr__(self) -> str:
+        wide = max((len(str(name)) for name in self.groups), default=0)
+        lines = (f"{n!s:>{wide}}: {one!r} of {one.rows:,} rows" for n, one in self.groups.items())
+        return "\n".join(lines)
+
     @property
     def worst_group(self) -> Hashable:
         """The group with the lowest coverage."""
