@@ -34,6 +34,16 @@ def test_several_levels_and_outputs_are_printed_too() -> None:
     assert len(repr(ffcp.CP(model).calibrate(X, y).predict_interval(X)).splitlines()) == 1
 
 
+@pytest.mark.parametrize("side", ["lower", "upper"])
+def test_one_sided_intervals_do_not_look_as_if_something_had_failed(side: str) -> None:
+    predictor = ffcp.CP(nn.Linear(3, 1), side=side).calibrate(X, Y)
+    assert repr(predictor.predict_interval(X)).splitlines()[0] == (
+        f"Interval: 120 rows, coverage 90 % (alpha=0.1), {side} ends only"
+    )
+    both = repr(predictor.predict_interval(X, alpha=[0.1, 0.2]))
+    assert both.splitlines()[2] == f"  coverage 80 % (alpha=0.2), {side} ends only"
+
+
 @pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
 def test_json_of_infinite_ends_is_valid_and_says_why() -> None:
     predictor = ffcp.CP(nn.Linear(3, 1)).calibrate(X, Y)

@@ -100,9 +100,9 @@ class Interval(ShownAsText, _Interval):
         rows = f"Interval: {count:,} row{'s' if count != 1 else ''}"
         if self._has_levels:
             levels = self.alpha if isinstance(self.alpha, tuple) else [None] * len(self.lower)
-            widths = zip(levels, self.width, strict=True)
-            return "\n  ".join([rows, *(_level(alpha, width) for alpha, width in widths)])
-        lines = [f"{rows}, {_level(self.alpha, self.width)}"]
+            each = zip(levels, self.lower, self.upper, strict=True)
+            return "\n  ".join([rows, *(_level(*one) for one in each)])
+        lines = [f"{rows}, {_level(self.alpha, self.lower, self.upper)}"]
         if self.prediction[:1].numel() == 1:
             lines.append(f"{'row':<4}{'lower':>11}{'prediction':>12}{'upper':>12}")
             for row in range(min(_SHOWN, len(self.prediction))):
@@ -222,16 +222,20 @@ class Interval(ShownAsText, _Interval):
         return plots.intervals(self, x, y, **options)
 
 
-def _level(alpha: Any, width: Tensor) -> str:
+def _level(alpha: Any, lower: Tensor, upper: Tensor) -> str:
     """Describe the intervals of one level: nominal coverage, mean width, how many are infinite.
 
-    >>> _level(0.1, torch.tensor([1.0, 2.0, torch.inf]))
+    >>> _level(0.1, torch.zeros(3), torch.tensor([1.0, 2.0, torch.inf]))
     'coverage 90 % (alpha=0.1), mean width 1.5, 1 infinite'
     """
+    width = upper - lower
     finite = width[width.isfinite()].double()
     coverage = [] if alpha is None else [f"coverage {100 * (1 - alpha):g} % (alpha={alpha:g})"]
     mean = [f"mean width {number(float(finite.mean()))}"] if len(finite) else []
     infinite = width.numel() - len(finite)
+    for name, end in (("lower", lower), ("upper", upper)):
+        if not len(finite) and bool(end.isfinite().all()):
+            return ", ".join([*coverage, f"{name} ends only"])
     return ", ".join([*coverage, *mean, *([f"{infinite:,} infinite"] if infinite else [])])
 
 
