@@ -435,3 +435,59 @@ def test_too_few_rows_to_choose_and_calibrate(mlp: nn.Module) -> None:
     with pytest.warns(ffcp.FFCPWarning, match="feature"):
         predictor = ffcp.FFCP(mlp, seed=1).calibrate(X[:1], Y[:1])
     assert predictor.feature == "output"
+
+
+# -- first attempts: each mistake gets a sentence that says what to do -------------------------
+
+CLASSES = nn.Linear(4, 3)
+
+
+@pytest.mark.parametrize(
+    ("attempt", "said"),
+    [
+        (lambda m: ffcp.CP(m).calibrate(X, Y[:-3]), "one target for each row"),
+        (lambda m: ffcp.CP(m).calibrate(Y, X), "y comes after x"),
+        (lambda m: ffcp.CP(CLASSES).calibrate(X, torch.zeros(30)), "LAC"),
+        (lambda m: ffcp.CP(CLASSES, output=0).calibrate(X, Y), r"out\[:, 0\]"),
+        (lambda m: ffcp.CP(m).calibrate(X, Y, groups="town"), r"frame\['town'\]"),
+        (lambda m: ffcp.CP(m).calibrate(["a text"], ["another"]), "tokenizer"),
+        (lambda m: ffcp.LAC(CLASSES).calibrate(X, (Y > 0).long()).predict_set("text"), "tokenize"),
+        (lambda m: ffcp.FFCP(m, feature=0), "give '0'"),
+        (lambda m: ffcp.CP(m, calibration="weighted"), r"Marginal\(\)"),
+        (lambda m: ffcp.LAC(m, calibration=ffcp.calibrations.Weighted), r"Marginal\(\)"),
+        (lambda m: ffcp.Auto(m, calibration="marginal"), r"Marginal\(\)"),
+        (
+            lambda m: ffcp.LCP(m, calibration=ffcp.calibrations.Marginal()),
+            "LCP takes no argument 'calibration'",
+        ),
+        (lambda m: ffcp.SetPredictor(m, "raps"), "ffcp.RAPS"),
+        (lambda m: ffcp.RiskControl("false_negatives", m), "the model is first"),
+        (lambda m: ffcp.CP(m).fit_output_scales(X, Y), r"calibrate\(x, y\)"),
+        (lambda m: ffcp.CP(m).calibrate(X, Y, new=X), "leave it out"),
+        (lambda m: ffcp.CP(m).merge([ffcp.CP(m)]), "one predictor"),
+        (lambda m: ffcp.CP(m).calibrate(X, Y).export("no.onnx", X, alpha=0.1), "alphas="),
+        (lambda m: ffcp.CP(m, joint="all"), "'ellipsoid'"),
+    ],
+)
+def test_a_plausible_mistake_is_answered_by_what_to_do(attempt, said: str, mlp: nn.Module) -> None:
+    with pytest.raises((TypeError, ValueError), match=said):
+        attempt(mlp)
+
+
+def test_a_batch_of_many_keys_is_told_to_name_its_labels(mlp: nn.Module) -> None:
+    with pytest.raises(TypeError, match="Rename the key of the targets to 'labels'"):
+        ffcp.CP(mlp).calibrate([{"text": X, "mask": X, "target": Y}])
+
+
+def test_updating_after_training_says_how_to_start_anew(mlp: nn.Module) -> None:
+    predictor = ffcp.CP(mlp).calibrate(X, Y)
+    with torch.no_grad():
+        mlp[0].weight += 1
+    with pytest.raises(ValueError, match="leave out update=True"):
+        predictor.calibrate(X, Y, update=True)
+
+
+def test_a_stream_with_other_settings_says_which(ready: ffcp.FFCP, tmp_path) -> None:
+    ffcp.Online(ready, "aci", gamma=0.05).save(tmp_path / "stream")
+    with pytest.raises(ffcp.CalibrationFileError, match=r"gamma=0.05 \(here 0.01\)"):
+        ffcp.Online(ready, "aci").load(tmp_path / "stream")

@@ -168,9 +168,8 @@ def checked_calibration(
     takes_new = any(selection.takes_new for selection in selections_of(score, calibration))
     if new is not None and not takes_new:
         raise ValueError(
-            "'new' holds unlabelled inputs that "
-            "ffcp.calibrations.Weighted('learn') or ffcp.calibrations.LabelShift() learn from "
-            "at the first calibration, not in an update: leave it out"
+            "'new' is for predictors with calibration=ffcp.calibrations.Weighted('learn') or "
+            "LabelShift(), when they are calibrated for the first time: leave it out"
         )
     if new is None and takes_new:
         raise ValueError(

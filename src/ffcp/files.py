@@ -170,8 +170,8 @@ def refused(what: Any) -> Iterator[None]:
         raise
     except Exception as error:  # foreign data can fail in any way
         raise CalibrationFileError(
-            f"{what} cannot be used: {error}. Nothing was changed; load a file saved by the same "
-            "kind of predictor for this model, or calibrate again"
+            f"{what} cannot be used: {error}. Nothing was changed; a file fits the same kind of "
+            "predictor with the same model"
         ) from error
 
 

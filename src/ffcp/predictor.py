@@ -190,7 +190,8 @@ class Predictor(Persistent):
             score, calibration = self._given
             if update:
                 score, calibration = self._state.score, self.calibration
-                self._must_have(fingerprint(self.model), "the current scores")
+                advice = "leave out update=True to replace them"
+                self._must_have(fingerprint(self.model), "the current scores", advice)
                 self._state.identity.must_be_run_alike(autocast(self.model))  # type: ignore[union-attr]
             calibration = checked_calibration(score, calibration, groups, weights, new, update)
             identity = Identity.of(self.model)
@@ -253,7 +254,7 @@ class Predictor(Persistent):
             A predictor with the same settings and model, calibrated on other rows.
         """
         if not isinstance(other, Predictor):
-            raise TypeError(f"cannot merge a {type(other).__name__}")
+            raise TypeError(f"merge takes one predictor, got {type(other).__name__}")
         if other is self:
             raise ValueError("a predictor cannot be merged with itself: rows would count twice")
         with self._lock.turn:
@@ -275,12 +276,10 @@ class Predictor(Persistent):
             self._state = state.merged(added)
         return self
 
-    def _must_have(self, found: str, whose: str) -> None:
+    def _must_have(self, found: str, whose: str, advice: str = "calibrate the same model") -> None:
         """Raise ValueError for scores of a model with another fingerprint."""
         if found != (self._state.fingerprint or fingerprint(self.model)):
-            raise ValueError(
-                f"{whose} are those of a model with other weights: calibrate the same model"
-            )
+            raise ValueError(f"{whose} are those of a model with other weights: {advice}")
 
     def compress(self: Self, rank_error: Any = 1e-4) -> Self:
         """Keep a summary of the scores in place of all of them.

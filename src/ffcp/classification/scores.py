@@ -141,7 +141,9 @@ class FunctionScore(LabelScore):
 
     def __post_init__(self) -> None:
         if not callable(self.function):
-            raise TypeError(f"a label score is a function of a BatchOutput, got {self.function!r}")
+            raise TypeError(
+                f"a score is 'auto' or a function, got {self.function!r}: use ffcp.RAPS?"
+            )
         object.__setattr__(self, "name", self.name or name_of(self.function))
 
     def requires(self) -> Requires:

@@ -29,7 +29,7 @@ from ffcp.classification.scores import (
 )
 from ffcp.classification.sets import LabelSet
 from ffcp.classification.tuning import SetChoice
-from ffcp.conformal.calibration import Calibration, Marginal
+from ffcp.conformal.calibration import Calibration, as_calibration
 from ffcp.conformal.columns import Columns, joined, take
 from ffcp.conformal.density_ratio import ShiftChoice
 from ffcp.conformal.p_values import tail_counts
@@ -117,7 +117,7 @@ class SetPredictor(Predictor):
         self.names = None if names is None else checked_names(names)
         self.other_labels = other_labels
         self.allow_zero_sets = allow_zero_sets
-        calibration = Marginal() if calibration is None else calibration
+        calibration = as_calibration(calibration)
         score = score_of(score, allow_zero_sets)
         if other_labels:
             _refuse_calibration_by_label(calibration)

@@ -138,7 +138,7 @@ def predict(
     for remark in remarks:
         say(f"Note: {remark}")
     if empty:
-        say(f"{empty:,} rows could not be predicted: see the column 'reason'")
+        say(f"{empty:,} row(s) could not be predicted: see the column 'reason'")
     say(f"Written: {', '.join(map(str, written))}, {rows:,} rows")
 
 
@@ -204,7 +204,8 @@ def check(
         say(f"Coverage is significantly too low (p = {p_value:.2g}): fit again, with newer rows.")
         raise typer.Exit(1)
     if measured.seen < fit_rows.MOST_OF_THEM:
-        say("Coverage is as guaranteed: these rows show no significant deviation.")
+        rows = f"with {fitted.calibrated:,} calibration rows this is no significant deviation"
+        say(f"Coverage is as guaranteed: {rows}.")
     else:
         say("These rows are covered, but most were part of the fit: check with new rows.")
 

@@ -279,3 +279,14 @@ def ranked(scores: Tensor, counts: Sequence[int], rank_of: Callable[[int], int])
     place = torch.tensor([ranks[count] if ranks[count] <= count else 0 for count in counts])
     beyond = scores.new_full((1, len(counts)), math.inf)
     return torch.cat([beyond, scores]).gather(0, place[None])[0]
+
+
+def as_calibration(given: Any) -> Any:
+    """Return a calibration as it is, by default :class:`Marginal`; raise TypeError for others.
+
+    >>> as_calibration(None)
+    Marginal()
+    """
+    if isinstance(given, type) or not (given is None or hasattr(given, "traits")):
+        raise TypeError(f"expected a calibration such as ffcp.calibrations.Marginal(): {given!r}")
+    return Marginal() if given is None else given

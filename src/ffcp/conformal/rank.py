@@ -283,7 +283,8 @@ def refuse_unknown(unknown: Mapping[str, Any]) -> None:
             ": pass alpha, the allowed share of misses; alpha=0.1 means 90 % coverage. For PAC "
             "coverage pass pac=0.95 to predict_interval"
         )
-        raise TypeError(f"unexpected keyword argument {name!r}{meant if name in NOT_OURS else ''}")
+        hint = meant if name in NOT_OURS else ": pass alphas=(0.1,)" if name == "alpha" else ""
+        raise TypeError(f"unexpected keyword argument {name!r}{hint}")
 
 
 def _warn(name: str, level: Fraction, coverage: Fraction) -> None:

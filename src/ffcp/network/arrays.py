@@ -83,8 +83,9 @@ def numbers(values: Any, what: str) -> np.ndarray:
     if kind not in "fiub":
         raise TypeError(
             f"{what} must be numbers, got an array of {array.dtype}: encode it as real numbers, "
-            "for example by x.astype(float). Words in rows are for ffcp.tables.fit and "
-            "ffcp.sklearn, words as labels for ffcp.LAC and RAPS with names=[...]"
+            "for example by .astype(float). Words in rows are for ffcp.tables.fit and "
+            "ffcp.sklearn, words as labels for ffcp.LAC and RAPS with names=[...], and texts go "
+            "through the model's tokenizer first"
         )
     # No type of torch: long double, numbers of another byte order, unsigned ones that are wide.
     if kind == "f":
@@ -192,9 +193,12 @@ def target_like(y: Tensor, prediction: Tensor) -> Tensor:
         return y[:, None]
     if prediction.dim() == 1 and y.shape == (len(prediction), 1):
         return y[:, 0]
+    hint = (
+        ". For classes use ffcp.LAC, for quantiles CQR, for one column output=lambda out: out[:, 0]"
+    )
     raise ValueError(
-        f"target has shape {tuple(y.shape)}, model output {tuple(prediction.shape)}: "
-        "they must be equal (shapes (n,) and (n, 1) fit each other)"
+        f"target has shape {tuple(y.shape)}, model output {tuple(prediction.shape)}: they must be "
+        f"equal ((n,) and (n, 1) fit each other){hint if y.shape == prediction.shape[:1] else ''}"
     )
 
 

@@ -303,7 +303,7 @@ def call(model: nn.Module, x: Any, rows: int) -> Tensor:
         if isinstance(x, Tensor) and x.dim() == 1 and not isinstance(error, MemoryError):
             raise ValueError(
                 f"the model cannot take x of shape {tuple(x.shape)} ({error}). A single row is "
-                "written x[None], rows of one number each x[:, None]"
+                "written x[None], rows of one number each x[:, None]; y comes after x"
             ) from error
         if columns := _advice_on_columns(x, str(error)):
             raise ValueError(columns) from error

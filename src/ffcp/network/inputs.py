@@ -91,7 +91,7 @@ def row_count(x: Any) -> int:
         return x.shape[0]  # the common case, once a batch
     shapes = {key: tuple(t.shape) for key, t in leaves(x)}
     if not shapes:
-        raise TypeError(f"the input holds no tensor: got {type(x).__name__}")
+        raise TypeError(f"expected tensors or arrays, got {described(x)}: tokenize texts first")
     if any(not shape for shape in shapes.values()):
         raise ValueError(f"every input tensor needs a first dimension of rows, got shapes {shapes}")
     rows = next(iter(shapes.values()))[0]
@@ -199,8 +199,8 @@ class Reader:
         unknown = [column for column in own if column not in known]
         if missing or unknown:
             raise ValueError(
-                f"{name} has other columns than the calibration: {missing} are missing, {unknown} "
-                f"unknown. Give the columns {known}, in any order"
+                f"{name} has other columns than the calibration: missing {missing or 'none'}, "
+                f"unknown {unknown or 'none'}. Give the columns {known}, in any order"
             )
         return leaf if known == columns[name] else leaf[[own[column] for column in known]]
 
@@ -344,27 +344,28 @@ def pairs(
         if not isinstance(item, (tuple, list)) or len(item) != 2:
             raise TypeError(
                 "a loader must yield pairs (x, y) or dicts with 'labels'; batch "
-                f"{number} is {described(item)}. Wrap it: {call}({_as_pairs(item)} in loader)"
+                f"{number} is {described(item)}. {_remedy(item, call)}"
             )
         check_order(*item)
         batch, labels = read(item[0]), target(item[1])
         rows = row_count(batch)
         if labels.dim() == 0 or labels.shape[0] != rows:
             raise ValueError(
-                f"x has {rows} rows but the target has shape {tuple(labels.shape)}: for a single "
-                "row write x[None], and give torch.stack(x) for a list of rows, and "
-                "DataLoader(data, batch_size=256) for an IterableDataset that yields rows"
+                f"x has {rows} rows but the target has shape {tuple(labels.shape)}: give one "
+                "target for each row. For a single row write x[None], for a list of rows "
+                "torch.stack(x), for a stream of rows DataLoader(data, batch_size=256)"
             )
         # Of the first targets; later ones may be (n,) for (n, 1).
         read.layout.setdefault("y", {"row": list(labels.shape[1:])})
         yield batch, labels
 
 
-def _as_pairs(item: Any) -> str:
-    if not isinstance(item, Mapping) or len(item) < 2:
-        return "(x, y) for ..."
-    first, *_, last = item
-    return f"(batch[{first!r}], batch[{last!r}]) for batch"
+def _remedy(item: Any, call: str) -> str:
+    if not isinstance(item, Mapping):
+        return f"Wrap it: {call}((x, y) for ... in loader)"
+    if len(item) != 2:
+        return "Rename the key of the targets to 'labels'"
+    return "Wrap it: {}((batch[{!r}], batch[{!r}]) for batch in loader)".format(call, *item)
 
 
 def check_order(x: Any, y: Any) -> None:
@@ -493,6 +494,8 @@ class GroupsAndWeights:
 
 def _labels(groups: Any) -> list[Any]:
     """Read the labels of all rows."""
+    if isinstance(groups, str):
+        raise TypeError(f"'groups' must be one label per row: give frame[{groups!r}]")
     if isinstance(groups, Tensor):
         groups = groups.detach().cpu()
     if not hasattr(groups, "__array__"):

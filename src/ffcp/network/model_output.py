@@ -118,7 +118,7 @@ def pick(returned: Any, output: str | int | Callable[[Any], Any]) -> Any:
     if isinstance(returned, Tensor):
         raise TypeError(
             f"the model returns a tensor, so there is nothing to pick by output={output!r}: leave "
-            "it out"
+            "it out, or take a column by output=lambda out: out[:, 0]"
         )
     try:
         if isinstance(output, str) and not isinstance(returned, Mapping):

@@ -178,9 +178,8 @@ class Online(Resumable):
             head,
             f"{self.rows:,} rows predicted, {len(self._waiting):,} wait for their target",
         ]
-        counts = list(zip(self.observed, self.misses, strict=True))
-        for place, (came, missed) in enumerate(counts):
-            name = f"threshold {place}: " if len(counts) > 1 else ""
+        for place, (came, missed) in enumerate(zip(self.observed, self.misses, strict=True)):
+            name = f"threshold {place}: " if len(self.observed) > 1 else ""
             if came:
                 lines.append(f"{name}{came:,} targets, {1 - missed / came:.1%} of them covered")
         return "\n  ".join(lines)

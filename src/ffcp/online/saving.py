@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from ffcp import files
+from ffcp.description import differences
 from ffcp.locks import lock
 from ffcp.notebooks import ShownAsText
 from ffcp.predictor import Predictor
@@ -62,7 +63,8 @@ class Resumable(ShownAsText):
             saved = files.unseal(tensors["stream"], {})
             for name, value in files.unpack(files.pack(self._identity())).items():
                 if saved[name] != value:
-                    raise ValueError(f"it was saved with different {name!r}")
+                    found = ", ".join(differences(value, saved[name], name))
+                    raise ValueError(f"it was saved with other settings: {found}")
             self.__dict__.update(self.from_state(saved["state"]))
         return self
 

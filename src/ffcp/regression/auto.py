@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ffcp.arguments import known_only
 from ffcp.batch import BatchOutput, Requires
-from ffcp.conformal.calibration import Calibration, Marginal
+from ffcp.conformal.calibration import Calibration, Marginal, as_calibration
 from ffcp.conformal.mondrian import Mondrian
 from ffcp.conformal.rank import exact_alpha, rows_needed
 from ffcp.conformal.selection import Aside, LearningDivision, Selected, Selection
@@ -266,7 +266,7 @@ def _check_quantiles(model: Any, x: Any, requires: Requires) -> None:
 
 def _checked(calibration: Calibration | None) -> Calibration:
     """Raise if candidates cannot be compared under a calibration."""
-    calibration = Marginal() if calibration is None else calibration
+    calibration = as_calibration(calibration)
     inner = _inner(calibration)
     if type(inner) not in (Marginal, Weighted):
         raise ValueError(

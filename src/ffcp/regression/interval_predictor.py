@@ -220,7 +220,7 @@ class IntervalPredictor(RegressionPredictor):
         """
         given, calibration = self._given
         if has_own_thresholds(self.joint) or not isinstance(given, ScaledScore):
-            raise ValueError("every output has a threshold of its own here: no scales are needed")
+            raise ValueError("there are no scales of outputs to learn here: call calibrate(x, y)")
         if given.output_scales != AUTO and not self._has_fitted_output_scales:
             raise ValueError("the scales were given when the predictor was made")
         alone = replace(given, joint=False, output_scales=None)

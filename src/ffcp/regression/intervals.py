@@ -234,7 +234,7 @@ def _level(alpha: Any, lower: Tensor, upper: Tensor) -> str:
     mean = [f"mean width {number(float(finite.mean()))}"] if len(finite) else []
     infinite = width.numel() - len(finite)
     for name, end in (("lower", lower), ("upper", upper)):
-        if not len(finite) and bool(end.isfinite().all()):
+        if infinite and not len(finite) and bool(end.isfinite().all()):
             return ", ".join([*coverage, f"{name} ends only"])
     return ", ".join([*coverage, *mean, *([f"{infinite:,} infinite"] if infinite else [])])
 

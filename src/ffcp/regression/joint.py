@@ -36,7 +36,7 @@ def checked_joint(joint: Any) -> Joint:
     try:
         share, of_known = share_of(joint)
     except ValueError as error:
-        raise ValueError(f"{error}; 'bonferroni' and 'ellipsoid' are other ways") from None
+        raise ValueError(f"{error}; or 'ellipsoid', or 'bonferroni'") from None
     if of_known:
         return KNOWN if share == 1 else (share, KNOWN)
     return True if share == 1 else float(share)

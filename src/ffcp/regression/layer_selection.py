@@ -196,7 +196,7 @@ class Choice(ShownAsTable, Described):
         found = [self.candidates[name] for name in ranked]
         numbers = [(number(one.mean_length), f"{one.rank_correlation:+.2f}") for one in found]
         rows = [
-            ("output, which is plain CP" if name == OUTPUT else name, *cells)
+            ("output: a constant scale" if name == OUTPUT else name, *cells)
             for name, cells in zip(ranked, numbers, strict=True)
         ]
         chosen, names = (

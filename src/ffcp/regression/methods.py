@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import torch  # noqa: F401 - for the examples
 from torch import Tensor, nn
 
+from ffcp.arguments import known_only
 from ffcp.conformal.bandwidth_selection import BandwidthChoice
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.local import FEATURE, Local, Localizer
@@ -347,6 +348,7 @@ class LCP(Localized):
         guarantee: str = "marginal",
         **common: Unpack[Common],
     ) -> None:
+        known_only(type(self), common, Common)  # no calibration
         super().__init__(model, self._base(), Constant(), Local(localizer, guarantee), **common)
 
     def config(self) -> dict[str, Any]:
@@ -434,6 +436,7 @@ class FFLCP(Localized, AtLayer):
     ) -> None:
         scale = gradient_norm(model, feature, norm, floor, method)
         local = Local(_on_feature(localizer, scale), guarantee)
+        known_only(type(self), common, Common)  # no calibration
         super().__init__(model, self._base(), scale, local, **common)
 
     def config(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ffcp.arguments import Running
 from ffcp.batch import BatchOutput
-from ffcp.conformal.calibration import Calibration, Marginal
+from ffcp.conformal.calibration import Calibration, as_calibration
 from ffcp.conformal.columns import Columns, joined, prefixed, take
 from ffcp.conformal.compressed import is_summary
 from ffcp.conformal.density_ratio import ShiftChoice
@@ -62,7 +62,7 @@ class RegressionPredictor(Predictor):
         support: Sequence[float | None] | None = None,
         **running: Unpack[Running],
     ) -> None:
-        calibration = Marginal() if calibration is None else calibration
+        calibration = as_calibration(calibration)
         if calibration.traits.labels:
             raise ValueError(
                 f"{type(calibration).__name__} needs class labels: use it with LAC or RAPS"

@@ -231,6 +231,8 @@ def gradient_norm(
     names: str | list[str]
     if isinstance(feature, (str, nn.Module)):
         names = AUTO if feature == AUTO else resolve(model, feature)
+    elif isinstance(feature, int):
+        raise TypeError(f"'feature' is the name of a layer: give {str(feature)!r}, not {feature}")
     else:
         names = [resolve(model, one) for one in feature]
     return GradientNorm(names, norm, floor, method)

@@ -156,7 +156,7 @@ class LossScore(Score):
             row = int(bad.nonzero()[0, 0])
             raise ValueError(
                 f"the loss of row {out.rows[row]} is {float(losses[row]):g}, outside 0 to "
-                f"{bound:g}, the 'bound': pass the largest possible loss"
+                f"{bound:g}: pass the largest loss as bound=; NaN (does not count) needs pac="
             )
         return losses / bound
 

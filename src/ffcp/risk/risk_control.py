@@ -140,11 +140,11 @@ class RiskControl(Predictor):
             raise ValueError(
                 f"'sets' must be one of {', '.join(map(repr, SETS))} or a function, got {sets!r}"
             )
+        losses = _losses(loss)
         self.loss, self.sets, self.bound = loss, sets, bound
         self.pac, self.binary, self.correction = pac, binary, correction
         steps = _STEPS if pac is None else _TESTED_STEPS
         self.grid = [step / steps for step in range(steps + 1)] if grid is None else list(grid)
-        losses = _losses(loss)
         bounds = _checked_bounds(bound, len(losses))
         set_function = SETS[sets] if isinstance(sets, str) else sets
         score: LossScore
@@ -316,6 +316,8 @@ def _losses(loss: Loss | Sequence[Loss]) -> tuple[Callable[[Any, Tensor], Any], 
     """Return the functions of one loss or of several, given as functions or names."""
     given = [loss] if isinstance(loss, str) or callable(loss) else list(loss)
     for one in given:
+        if isinstance(one, nn.Module):
+            raise TypeError("'loss' must be a name or a function, got a module; the model is first")
         if not callable(one) and one not in NAMED:
             raise ValueError(f"unknown loss {one!r}: choose one of {', '.join(NAMED)}")
     if not given:

@@ -27,7 +27,7 @@ class PixelSet:
     >>> mask = torch.tensor([[[[True, True]], [[False, True]], [[False, False]]]])
     >>> sets = PixelSet(mask, torch.tensor([[[0, 1]]]))
     >>> sets
-    PixelSet(1 images of 1 x 2 pixels, 3 classes, mean size 1.5)
+    PixelSet(1 image of 1 x 2 pixels, 3 classes, mean size 1.5)
     >>> sets.size
     tensor([[[1, 2]]])
     >>> sets.coverage(torch.tensor([[[0, 2]]]))
@@ -42,7 +42,7 @@ class PixelSet:
 
     def __repr__(self) -> str:
         n, classes, height, width = self.mask.shape
-        shape = f"{n} images of {height} x {width} pixels, {classes} classes"
+        shape = f"{n} image{'s' * (n != 1)} of {height} x {width} pixels, {classes} classes"
         return f"PixelSet({shape}, mean size {float(self.mean_size.mean()):.4g})"
 
     @property
@@ -149,6 +149,6 @@ def check_maps(output: Any) -> None:
         )
     if output.dim() != 4 or output.shape[1] < 2:
         raise ValueError(
-            f"the model's output has shape {tuple(output.shape)}: {expected}; turn one logit z "
-            "into two by torch.cat([torch.zeros_like(z), z], dim=1)"
+            f"the model's output has shape {tuple(output.shape)}: {expected}; write x[None] for a "
+            "single image, and turn one logit z into two by torch.cat([torch.zeros_like(z), z], 1)"
         )

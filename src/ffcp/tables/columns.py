@@ -212,7 +212,7 @@ def _flags(column: Column, cell_words: Array, remarks: list[str]) -> list[Array]
         given.append(unseen)
     elif unseen.any():
         new = sorted(set(cell_words[unseen].tolist()))
-        rows = f"in {int(unseen.sum())} rows: {cells.listed(new)}"
+        rows = f"in {int(unseen.sum())} row(s): {cells.listed(new)}"
         remarks.append(f"{column.name!r} has levels that are in no training row, {rows}")
     return [*given, missing] if column.missing else given
 

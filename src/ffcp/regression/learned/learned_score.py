@@ -107,7 +107,7 @@ class LearnedScore(TwoSidedScore):
             ]
         )
 
-    why_unsigned = "sets grown from the densest part are not central: give nested='central'"
+    why_unsigned = "sets grown from the densest part are not central: use ffcp.Learned(model)"
 
     def curve(self, out: BatchOutput) -> dict[str, Tensor] | None:
         """Return centre and quantiles, among which signed scores are positions."""
