@@ -75,8 +75,7 @@ def wrapped(text: str) -> str:
       model:
         xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx
     """
-    lines = textwrap.wrap(text, _WIDTH, break_on_hyphens=False, subsequent_indent="    ")
-    return "\n".join(lines)
+    return "\n".join(textwrap.wrap(text, _WIDTH, break_on_hyphens=False, subsequent_indent="    "))
 
 
 def _paragraphs(texts: Sequence[str]) -> str:

@@ -190,8 +190,7 @@ class Predictor(Persistent):
             score, calibration = self._given
             if update:
                 score, calibration = self._state.score, self.calibration
-                advice = "leave out update=True to replace them"
-                self._must_have(fingerprint(self.model), "the current scores", advice)
+                self._must_have(fingerprint(self.model), "the scores", "leave out update=True")
                 self._state.identity.must_be_run_alike(autocast(self.model))  # type: ignore[union-attr]
             calibration = checked_calibration(score, calibration, groups, weights, new, update)
             identity = Identity.of(self.model)

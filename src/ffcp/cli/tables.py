@@ -204,8 +204,7 @@ def check(
         say(f"Coverage is significantly too low (p = {p_value:.2g}): fit again, with newer rows.")
         raise typer.Exit(1)
     if measured.seen < fit_rows.MOST_OF_THEM:
-        rows = f"with {fitted.calibrated:,} calibration rows this is no significant deviation"
-        say(f"Coverage is as guaranteed: {rows}.")
+        say(f"Coverage is as guaranteed, up to chance: {fitted.calibrated:,} rows calibrated.")
     else:
         say("These rows are covered, but most were part of the fit: check with new rows.")
 
