@@ -106,8 +106,9 @@ def RAPSScore(  # noqa: N802
     torch.Size([5, 9])
     """
     _check_tuning(tune, lam=lam, kreg=kreg)
-    settings = {"tune": tune, "randomized": randomized, "allow_empty": allow_empty}
-    return RuleScore(RAPS, temperature, lam, kreg, **settings)  # type: ignore[arg-type]
+    return RuleScore(
+        RAPS, temperature, lam, kreg, tune=tune, randomized=randomized, allow_empty=allow_empty
+    )
 
 
 def FFRAPSScore(  # noqa: N802
@@ -163,14 +164,15 @@ def FFRAPSScore(  # noqa: N802
     torch.Size([5, 9])
     """
     _check_tuning(tune, lam=lam, kreg=kreg, delta=delta)
-    settings = {"tune": tune, "randomized": randomized, "allow_empty": allow_empty}
-    rule = (FFRAPS, temperature, lam, kreg, delta, gradient, feature)
-    return RuleScore(*rule, **settings)  # type: ignore[arg-type]
+    return RuleScore(
+        FFRAPS, temperature, lam, kreg, delta, gradient, feature, tune, randomized, allow_empty
+    )
 
 
-def _check_tuning(tune: str | None, **given: float | None) -> None:
-    if tune and None not in given.values():
+def _check_tuning(tune: str | None, **settings: float | None) -> None:
+    """Raise ValueError if there is nothing to tune."""
+    if tune and None not in settings.values():
         raise ValueError(
-            f"'tune' is {tune!r}, but all of {', '.join(given)} are given: leave out those that "
+            f"'tune' is {tune!r}, but all of {', '.join(settings)} are given: leave out those that "
             "are to be tuned"
         )

@@ -181,18 +181,18 @@ def places(weights: Tensor, logits: Tensor, labels: Tensor) -> Place:
     >>> places(torch.tensor([[0.5, 0.2, 0.2]]), torch.tensor([[3.0, 2, 2]]), torch.tensor([2])).rank
     tensor([3])
     """
-    own = weights.gather(1, labels[:, None])
-    earlier, level = weights > own, weights == own
-    tied = (level.sum(dim=1) > 1).nonzero()[:, 0]
+    weight = weights.gather(1, labels[:, None])
+    earlier, equal = weights > weight, weights == weight
+    tied = (equal.sum(dim=1) > 1).nonzero()[:, 0]
     if len(tied):
-        values, at = logits[tied], labels[tied][:, None]
-        value = values.gather(1, at)
+        tied_logits, tied_labels = logits[tied], labels[tied][:, None]
+        logit = tied_logits.gather(1, tied_labels)
         index = torch.arange(weights.shape[1], device=weights.device)
-        better = (values > value) | ((values == value) & (index < at))
-        earlier[tied] |= level[tied] & better
+        precedes = (tied_logits > logit) | ((tied_logits == logit) & (index < tied_labels))
+        earlier[tied] |= equal[tied] & precedes
     before = (weights.clamp_min(0) * earlier).sum(dim=1)
-    own = own[:, 0]
-    return Place(before, own.clamp_min(0), earlier.sum(dim=1) + 1, own.neg().clamp_min_(0))
+    weight = weight[:, 0]
+    return Place(before, weight.clamp_min(0), earlier.sum(dim=1) + 1, weight.neg().clamp_min_(0))
 
 
 def blocks(rows: int, classes: int) -> Iterator[slice]:
@@ -320,12 +320,14 @@ class Cumulative:
         """
         # Sorting a few numbers takes less time than a second round.
         few = weights.shape[1] if weights.numel() <= _SORTED else min(_FEW, weights.shape[1])
-        mask, ended = self._admits(weights, rows, threshold, least, few)
-        while not bool(ended.all()):
-            more = (~ended).nonzero()[:, 0]
+        mask, complete = self._admits(weights, rows, threshold, least, few)
+        while not bool(complete.all()):
+            rest = (~complete).nonzero()[:, 0]
             few = min(4 * few, weights.shape[1])
-            own = threshold[more] if threshold.dim() else threshold
-            mask[more], ended[more] = self._admits(weights[more], rows.take(more), own, least, few)
+            level = threshold[rest] if threshold.dim() else threshold
+            mask[rest], complete[rest] = self._admits(
+                weights[rest], rows.take(rest), level, least, few
+            )
         return mask
 
     def _admits(
@@ -359,7 +361,8 @@ def label_scores(rule: Rule, rows: LabelRows, labels: Tensor) -> Tensor:
     scores = torch.empty(len(labels), dtype=torch.float64, device=rows.logits.device)
     for block in blocks(*rows.logits.shape):
         part = rows.take(block)
-        scores[block] = rule.at(places(rule.weights(part.logits), part.logits, labels[block]), part)
+        place = places(rule.weights(part.logits), part.logits, labels[block])
+        scores[block] = rule.at(place, part)
     return scores
 
 
@@ -396,13 +399,14 @@ def label_mask(rule: Rule, rows: LabelRows, threshold: Tensor, *, allow_empty: b
     least = 0 if allow_empty else 1
     mask = torch.empty(rows.logits.shape, dtype=torch.bool, device=rows.logits.device)
     for block in blocks(*rows.logits.shape):
-        part, own = rows.take(block), threshold[block] if threshold.dim() == 2 else threshold
+        part = rows.take(block)
+        level = threshold[block] if threshold.dim() == 2 else threshold
         weights = rule.weights(part.logits)
-        if own.dim() and own.shape[-1] > 1:
-            inside = rule.of_all(weights, part) <= own
+        if level.dim() and level.shape[-1] > 1:
+            inside = rule.of_all(weights, part) <= level
             mask[block] = filled(inside, weights, part.logits, least)
         else:
-            mask[block] = rule.admits(weights, part, own, least)
+            mask[block] = rule.admits(weights, part, level, least)
     return mask
 
 

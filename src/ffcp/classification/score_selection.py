@@ -65,13 +65,15 @@ class ScoreChoice(ShownAsTable, Described):
         ranked = sorted(best, key=lambda name: best[name])
         by = f"chosen by mean size of sets on {self.rows:,} rows at alpha = {self.alpha:g}"
         chosen = ranked.index(_explained(self.score))
-        marks = "> marks the chosen one." + (chosen > 0) * (
-            " Sets above it are smaller by less than chance explains, a standard error over these "
-            "rows; then the simplest is taken."
-        )
+        below = "> marks the chosen one."
+        if chosen > 0:
+            below += (
+                " Sets above it are smaller by less than chance explains, a standard error over "
+                "these rows; then the simplest is taken."
+            )
         rows = [(name, f"{best[name]:.4g}") for name in ranked]
         above = [f"{_explained(self.score)}, {by}"]
-        return Ranking(above, ("labels in a set", "mean size"), rows, chosen, [marks])
+        return Ranking(above, ("labels in a set", "mean size"), rows, chosen, [below])
 
 
 @dataclass(frozen=True)
@@ -106,23 +108,23 @@ class LabelScoreSelection(Selection):
     def select(self, aside: Aside) -> Selected:
         """Return the candidate with the smallest sets on the rows set aside."""
         rows, labels, level = known_rows(self._score_of(Cumulative()), aside)
-        trials = list(self._trials(rows, labels, level))
-        (plain, _), (rule, _) = trials[0], min(trials, key=lambda trial: trial[1])
+        sizes = dict(self._trials(rows, labels, level))
+        plain = next(iter(sizes))  # LAC at temperature 1
+        best = min(sizes, key=lambda rule: sizes[rule])
         # The minimum of many is biased: without a significant difference plain LAC is selected.
-        gain = self._sizes(plain, rows, labels, level) - self._sizes(rule, rows, labels, level)
-        if not gain.mean() > gain.std() / len(gain) ** 0.5:
-            rule = plain
-        sizes = {_label(one): size for one, size in trials}
-        choice = ScoreChoice(_label(rule), sizes, len(aside.y), float(exact_alpha(aside.alpha)))
-        return Selected(self._score_of(rule), aside.calibration, {"score": choice})
+        gain = self._sizes(plain, rows, labels, level) - self._sizes(best, rows, labels, level)
+        chosen = best if gain.mean() > gain.std() / len(gain) ** 0.5 else plain
+        trials = {_label(rule): size for rule, size in sizes.items()}
+        choice = ScoreChoice(_label(chosen), trials, len(aside.y), float(exact_alpha(aside.alpha)))
+        return Selected(self._score_of(chosen), aside.calibration, {"score": choice})
 
     def _score_of(self, rule: Threshold | Cumulative) -> RuleScore:
         """Return the score of a candidate."""
-        name, penalties = _kind(rule), {}
+        name, penalties = _name(rule), {}
         if isinstance(rule, Cumulative) and name == RAPS:
             penalties = {"lam": rule.lam, "kreg": rule.kreg}
-        draws = {"randomized": name != LAC, "other_labels": self.other_labels}
-        return RuleScore(name, rule.temperature, **penalties, **draws)  # type: ignore[arg-type]
+        options = {"randomized": name != LAC, "other_labels": self.other_labels}
+        return RuleScore(name, rule.temperature, **penalties, **options)  # type: ignore[arg-type]
 
     def _trials(
         self, rows: LabelRows, labels: Tensor, alpha: Any
@@ -137,8 +139,9 @@ class LabelScoreSelection(Selection):
                 lams=(0.0, *tuning.LAMS[tuning.SIZE]), deltas=(0.0,), criterion=tuning.SIZE,
                 alpha=alpha, allow_empty=self.allow_empty, randomized=True,
             )  # fmt: skip
-            for one in tuned.candidates:
-                yield Cumulative(temperature, lam=one.lam, kreg=one.kreg), one.mean_size
+            for candidate in tuned.candidates:
+                rule = Cumulative(temperature, lam=candidate.lam, kreg=candidate.kreg)
+                yield rule, candidate.mean_size
 
     def _sizes(
         self, rule: Threshold | Cumulative, rows: LabelRows, labels: Tensor, alpha: Any
@@ -155,7 +158,7 @@ def score_of(score: Any, allow_empty: bool) -> Any:
     return LabelScoreSelection(allow_empty) if is_auto else as_score(score)
 
 
-def _kind(rule: Threshold | Cumulative) -> str:
+def _name(rule: Threshold | Cumulative) -> str:
     if isinstance(rule, Threshold):
         return LAC
     return RAPS if rule.lam else APS
@@ -167,7 +170,7 @@ def _label(rule: Threshold | Cumulative) -> str:
     >>> _label(Cumulative(1.25, lam=0.1, kreg=2)), _label(Threshold())
     ('RAPS, temperature 1.25, kreg 2, lam 0.1', 'LAC, temperature 1')
     """
-    label = f"{_kind(rule).upper()}, temperature {rule.temperature:.4g}"
+    label = f"{_name(rule).upper()}, temperature {rule.temperature:.4g}"
     if isinstance(rule, Cumulative) and rule.lam:
         label += f", kreg {rule.kreg}, lam {rule.lam:g}"
     return label
@@ -186,5 +189,5 @@ def _explained(name: str) -> str:
     >>> _explained("RAPS, temperature 1.2, kreg 2, lam 0.1")
     'RAPS: as APS, with a penalty on large sets, temperature 1.2'
     """
-    kind, temperature, *_ = name.split(", ")
-    return _WORDS[kind] + ("" if temperature == "temperature 1" else f", {temperature}")
+    method, temperature, *_ = name.split(", ")
+    return _WORDS[method] + ("" if temperature == "temperature 1" else f", {temperature}")

@@ -88,9 +88,9 @@ class LabelScore(Score):
         """Return the score of the true label, (n, 1): infinity if it is none of the classes."""
         check_logits(out.output)
         labels = checked_labels(y, out, self.other_labels)
-        beyond = labels >= out.output.shape[1]
-        scores = self._of_labels(out, labels.masked_fill(beyond, 0))
-        return scores.masked_fill(beyond, math.inf)[:, None]
+        is_other = labels >= out.output.shape[1]
+        scores = self._of_labels(out, labels.masked_fill(is_other, 0))
+        return scores.masked_fill(is_other, math.inf)[:, None]
 
     def mask(self, out: BatchOutput, threshold: Tensor, *, allow_empty: bool) -> Tensor:
         """Return a mask of the labels whose score is at most the threshold, (n, K)."""
@@ -104,8 +104,8 @@ class LabelScore(Score):
     def order(self, out: BatchOutput) -> Iterator[Tensor]:
         """Yield sort keys >= 0 of the labels, the largest first."""
         # Ranks, since differences of scores would be NaN where scores are infinite.
-        places = self.of_all(out).argsort(dim=1, stable=True).argsort(dim=1)
-        yield (places.shape[1] - places).double()
+        ranks = self.of_all(out).argsort(dim=1, stable=True).argsort(dim=1)
+        yield (ranks.shape[1] - ranks).double()
 
 
 @dataclass(frozen=True)
@@ -222,9 +222,9 @@ class RuleScore(LabelScore):
             if isinstance(value, np.generic):  # plain numbers: they are saved as JSON
                 object.__setattr__(self, name, value.item())
         self._check_feature()
-        known = {name: _DEFAULTS[name] for name in missing}
-        fitted = 1.0 if self.temperature == FIT else self.temperature
-        self._rule(temperature=fitted, **known)  # which refuses values out of range
+        defaults = {name: _DEFAULTS[name] for name in missing}
+        temperature = 1.0 if self.temperature == FIT else self.temperature
+        self._rule(temperature=temperature, **defaults)  # which refuses values out of range
 
     def _check_feature(self) -> None:
         """Refuse a missing ``feature``, or one that the gradient does not use."""
@@ -243,11 +243,12 @@ class RuleScore(LabelScore):
     def _takes(self) -> Sequence[str]:
         return _TAKES[self.name]
 
-    def _rule(self, **settings: Any) -> Rule:
-        known = {name: getattr(self, name) for name in ("temperature", *self._takes)} | settings
+    def _rule(self, **replaced: Any) -> Rule:
+        """Return the rule with these settings, some of them replaced."""
+        settings = {name: getattr(self, name) for name in ("temperature", *self._takes)} | replaced
         if self.name == LAC:
-            return Threshold(**known)
-        return Cumulative(**known, gradient=self.gradient)
+            return Threshold(**settings)
+        return Cumulative(**settings, gradient=self.gradient)
 
     @property
     def rule(self) -> Rule | None:
@@ -334,41 +335,40 @@ class _Tuning(Selection):
 
     def select(self, aside: Aside) -> Selected:
         """Return the score with the settings whose sets are smallest, or cover most evenly."""
-        score, count = self.score, len(aside.y)
-        rows, labels, level = known_rows(score, aside)
-        temperature = score.temperature
+        rows, labels, level = known_rows(self.score, aside)
+        temperature = self.score.temperature
         if temperature == FIT:
             temperature = tuning.fit_temperature(rows.logits, labels)
-        score = replace(score, temperature=temperature)
-        settings = {name: getattr(score, name) for name in ("kreg", "lam", "delta")}
+        score = replace(self.score, temperature=temperature)
+        count, alpha = len(aside.y), float(aside.alpha)
         if score.tune:
-            tuned = self._tuned(score, rows, labels, level)
-            choice = replace(tuned, rows=count, alpha=float(aside.alpha))
-            takes = _TAKES[score.name]
-            settings = {name: getattr(choice, name) if name in takes else None for name in settings}
+            choice = replace(_tuned(score, rows, labels, level), rows=count, alpha=alpha)
+            tuned: dict[str, Any] = dict.fromkeys(_DEFAULTS)
+            tuned |= {name: getattr(choice, name) for name in _TAKES[score.name]}
+            score = replace(score, **tuned)
         else:
             choice = tuning.SetChoice(
-                temperature, **settings, rows=count, alpha=float(aside.alpha),
-                criterion=None, candidates=(),
-            )  # fmt: skip
-        return Selected(replace(score, **settings), aside.calibration, {"sets": choice})
+                temperature, score.kreg, score.lam, score.delta, count, alpha, None, ()
+            )
+        return Selected(score, aside.calibration, {"sets": choice})
 
-    @staticmethod
-    def _tuned(score: RuleScore, rows: LabelRows, labels: Tensor, alpha: Any) -> tuning.SetChoice:
-        assert score.tune is not None
-        delta = score.delta if score.name == FFRAPS else 0.0
-        return tuning.tune(
-            rows,
-            labels,
-            Cumulative(score.temperature, gradient=score.gradient),
-            kreg=score.kreg,
-            lams=tuning.LAMS[score.tune] if score.lam is None else (score.lam,),
-            deltas=tuning.DELTAS if delta is None else (delta,),
-            criterion=score.tune,
-            alpha=alpha,
-            allow_empty=score.allow_empty,
-            randomized=score.randomized,
-        )
+
+def _tuned(score: RuleScore, rows: LabelRows, labels: Tensor, alpha: Any) -> tuning.SetChoice:
+    """Return the tuned settings, those that are given included."""
+    assert score.tune is not None
+    delta = score.delta if score.name == FFRAPS else 0.0
+    return tuning.tune(
+        rows,
+        labels,
+        Cumulative(score.temperature, gradient=score.gradient),
+        kreg=score.kreg,
+        lams=tuning.LAMS[score.tune] if score.lam is None else (score.lam,),
+        deltas=tuning.DELTAS if delta is None else (delta,),
+        criterion=score.tune,
+        alpha=alpha,
+        allow_empty=score.allow_empty,
+        randomized=score.randomized,
+    )
 
 
 def with_other_labels(score: Any) -> Any:

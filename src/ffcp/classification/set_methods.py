@@ -64,14 +64,14 @@ class Named(SetPredictor):
 
     def config(self) -> dict[str, Any]:
         """Return the constructor arguments, but for the model."""
-        given = super().config()
-        score, calibration = given.pop("score"), given.pop("calibration")
-        del given["selection_fraction"], given["selection_alpha"]
-        own = {name: getattr(score, name) for name in self._settings}
-        shared = {name: getattr(self, name) for name in ("tune_fraction", "tune_alpha")}
-        conditional = {"class_conditional": self.class_conditional}
-        plain = None if self.class_conditional else calibration
-        return {**given, **own, **shared, **conditional, "calibration": plain}
+        config = super().config()
+        score, calibration = config.pop("score"), config.pop("calibration")
+        del config["selection_fraction"], config["selection_alpha"]
+        config |= {name: getattr(score, name) for name in self._settings}
+        for name in ("tune_fraction", "tune_alpha", "class_conditional"):
+            config[name] = getattr(self, name)
+        config["calibration"] = None if self.class_conditional else calibration
+        return config
 
     def setting(self, name: str) -> Any:
         """Return a setting of the score; ``None`` until it is selected."""
@@ -137,11 +137,7 @@ class LAC(Named):
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        *,
-        temperature: float | str = 1.0,
-        **common: Unpack[SetOptions],
+        self, model: nn.Module, *, temperature: float | str = 1.0, **common: Unpack[SetOptions]
     ) -> None:
         super().__init__(model, LACScore(temperature), **common)
 

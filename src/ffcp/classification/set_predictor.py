@@ -15,12 +15,7 @@ from ffcp.batch import BatchOutput, Requires
 from ffcp.calibrated import Counts
 from ffcp.calibration_loop import Batch, BatchRunner, Result
 from ffcp.classification.names import checked_names, label_tensor
-from ffcp.classification.score_selection import (
-    AUTO,
-    LabelScoreSelection,
-    ScoreChoice,
-    score_of,
-)
+from ffcp.classification.score_selection import AUTO, LabelScoreSelection, ScoreChoice, score_of
 from ffcp.classification.scores import (
     LabelScore,
     check_logits,
@@ -129,8 +124,8 @@ class SetPredictor(Predictor):
         """Return the constructor arguments, but for the model."""
         score = AUTO if isinstance(self._given[0], LabelScoreSelection) else self._given[0]
         names = ("allow_zero_sets", "names", "other_labels")
-        own = {"score": score, **{name: getattr(self, name) for name in names}}
-        return {**own, **super().config()}
+        settings = {name: getattr(self, name) for name in names}
+        return {"score": score, **settings, **super().config()}
 
     @property
     def choice(self) -> SetChoice | ScoreChoice | None:
@@ -213,46 +208,47 @@ class SetPredictor(Predictor):
         """
         exact = requested_alpha(alpha, confidence_level, unknown)
         calibration = self.calibrated().calibration
-        score, given, ordered = self._state.score, self.rows(x), []
-        buffer, in_all = RowBuffer(given.count), torch.tensor(False)
-        lost: list[Columns] = []
-        for out, metadata, draws in self._drawn(given, first_row, groups, weights):
-            q = self._for_all_classes(calibration.quantiles([exact], metadata, draws)[0])
-            infinite = q.isinf()
+        score, rows, ordered = self._state.score, self.rows(x), []
+        buffer, in_all = RowBuffer(rows.count), torch.tensor(False)
+        infinite_rows: list[Columns] = []
+        for out, metadata, draws in self._randomized(rows, first_row, groups, weights):
+            thresholds = self._for_all_classes(calibration.quantiles([exact], metadata, draws)[0])
+            infinite = thresholds.isinf()
             if bool(infinite.any()):
                 in_all = in_all | infinite.any(dim=0)
-                rows = {"number": torch.tensor(out.rows), **metadata}
-                lost.append(take(rows, infinite.any(dim=1).expand(len(out.output))))
-            levels = q.expand(len(out.output), -1)
-            mask = score.mask(out, levels, allow_empty=self.allow_zero_sets)
+                columns = {"number": torch.tensor(out.rows), **metadata}
+                infinite_rows.append(take(columns, infinite.any(dim=1).expand(len(out.output))))
+            thresholds = thresholds.expand(len(out.output), -1)
+            mask = score.mask(out, thresholds, allow_empty=self.allow_zero_sets)
             if self.other_labels:
-                mask = torch.cat([mask, levels.isposinf().to(mask.device)], dim=1)
+                mask = torch.cat([mask, thresholds.isposinf().to(mask.device)], dim=1)
             buffer.add({"mask": mask})
-            if given.whole is None:  # a loader need not yield the same rows again
+            if rows.whole is None:  # a loader need not yield the same rows again
                 ordered += LabelSet(mask, partial(score.order, out)).ordered
         if bool(in_all.any()):
-            assert given.count is not None
-            rows = joined(lost)
-            what = _what_is_infinite(in_all, len(rows["number"]), given.count)
-            warn(f"{what}{self.explain_infinite(exact, rows)}")
-        if given.whole is None:
+            assert rows.count is not None
+            columns = joined(infinite_rows)
+            message = _infinite_message(in_all, len(columns["number"]), rows.count)
+            warn(f"{message}{self.explain_infinite(exact, columns)}")
+        if rows.whole is None:
             return LabelSet(buffer["mask"], None, ordered, self.names, self.other_labels)
-        order = partial(self._order, score, given.whole)
+        order = partial(self._order, score, rows.whole)
         return LabelSet(buffer["mask"], order, None, self.names, self.other_labels)
 
     def forward(self, x: Any, alpha: Any = None, **options: Any) -> LabelSet:
         """Return sets of labels, as :meth:`predict_set` does: ``predictor(x)``."""
         return self.predict_set(x, alpha, **options)
 
-    def _drawn(
-        self, x: Any, first_row: int | None, groups: Any, weights: Any
+    def _randomized(
+        self, rows: inputs.Rows, first_row: int | None, groups: Any, weights: Any
     ) -> Iterator[tuple[BatchOutput, Columns, Draws | None]]:
         """Yield batch outputs, with random numbers if sets are randomised."""
-        for out, metadata, draws, first in self.batch_outputs(x, groups, first_row, weights):
-            self._check_classes(out.output)
+        for out, metadata, draws, first in self.batch_outputs(rows, groups, first_row, weights):
+            _check_classes(out.output, self.classes)
             yield self._with_random(out, first_row, first), metadata, draws
 
     def _with_random(self, out: BatchOutput, first_row: int | None, first: int) -> BatchOutput:
+        """Return the batch output with random numbers of its rows, if sets are randomised."""
         if not self.draws:
             return out
         draws = Draws(self._stream.entropy(pinned=first_row is not None), _PREDICTION)
@@ -289,8 +285,8 @@ class SetPredictor(Predictor):
         self.must_be_settled()
         buffer = RowBuffer(None)
         for out, target in self.targeted(x, y):
-            drawn = self._with_random(out, first_row, self.first_number(out, first_row))
-            buffer.add({"scores": self._state.score.score(drawn, target)[:, 0]})
+            out = self._with_random(out, first_row, self.first_number(out, first_row))
+            buffer.add({"scores": self._state.score.score(out, target)[:, 0]})
         return buffer["scores"]
 
     @steady
@@ -308,24 +304,19 @@ class SetPredictor(Predictor):
             Number of the first row, which determines its random numbers.
         """
         self.must_be_settled()
-        given, row = self.rows(x), 0
-        buffer = RowBuffer(given.count)
-        for batch in given:
+        rows, row = self.rows(x), 0
+        buffer = RowBuffer(rows.count)
+        for batch in rows:
             out = forward.run_batch(self.model, batch, self._state.requires, row, now=self._weights)
-            self._check_classes(out.output)
-            drawn = self._with_random(out, first_row, self.first_number(out, first_row))
+            _check_classes(out.output, self.classes)
+            out = self._with_random(out, first_row, self.first_number(out, first_row))
             row += len(out.rows)
-            buffer.add({"scores": self._state.score.of_all(drawn).double()})
+            buffer.add({"scores": self._state.score.of_all(out).double()})
         return buffer["scores"]
 
     @steady
     def p_values(
-        self,
-        x: Any,
-        *,
-        smoothed: bool = False,
-        first_row: int | None = None,
-        groups: Any = None,
+        self, x: Any, *, smoothed: bool = False, first_row: int | None = None, groups: Any = None
     ) -> Tensor:
         """Return the conformal p-value of every label, (n, K), in float64.
 
@@ -346,10 +337,10 @@ class SetPredictor(Predictor):
         first_row : int, default=None
             To repeat random numbers, as in :meth:`predict_set`.
         """
-        calibration, given = self.calibrated().calibration, self.rows(x)
-        buffer = RowBuffer(given.count)
+        calibration, rows = self.calibrated().calibration, self.rows(x)
+        buffer = RowBuffer(rows.count)
         draws = Draws(self._stream.entropy(pinned=first_row is not None), _SMOOTHING)
-        for out, metadata, _ in self._drawn(given, first_row, groups, None):
+        for out, metadata, _ in self._randomized(rows, first_row, groups, None):
             scores = self._state.score.of_all(out).double().cpu()
             if self.other_labels:
                 scores = pad(scores, (0, 1), value=torch.inf)
@@ -366,13 +357,6 @@ class SetPredictor(Predictor):
         """Whether scores are randomised in the calibration but not in :meth:`score`."""
         score = self._state.score
         return bool(_draws(score) and not score.randomized)
-
-    def _check_classes(self, logits: Tensor) -> None:
-        if self.classes is not None and logits.shape[-1] != self.classes:
-            raise ValueError(
-                f"calibrated on {self.classes} classes, but the model now returns "
-                f"{logits.shape[-1]}: calibrate again"
-            )
 
     def check_scores(self) -> None:
         """Raise ValueError if a loaded calibration has impossible scores or labels."""
@@ -395,7 +379,7 @@ class _LabelRunner(BatchRunner):
     ) -> None:
         super().__init__(model)
         self._score, self._classes, self._names = score, counts.classes, names
-        self._drawn = {seed: rows for seed, rows in counts.drawn}
+        self._rows_drawn = {seed: rows for seed, rows in counts.drawn}
         self._entropy = entropy
 
     def __call__(self, batch: Batch, requires: Requires) -> BatchOutput:
@@ -404,12 +388,8 @@ class _LabelRunner(BatchRunner):
         check_logits(out.output)
         if getattr(self._score, "takes_logits", False) and not batch.row:
             refuse_probabilities(out.output)
+        _check_classes(out.output, self._classes)
         classes = out.output.shape[1]
-        if self._classes not in (None, classes):
-            raise ValueError(
-                f"calibrated on {self._classes} classes, but the model now returns {classes}: "
-                "calibrate again"
-            )
         if self._names is not None and len(self._names) != classes:
             raise ValueError(
                 f"'names' has {len(self._names)} entries, the model {classes} classes: pass one "
@@ -418,19 +398,28 @@ class _LabelRunner(BatchRunner):
         self._classes = classes
         if not _draws(self._score):
             return out
-        first = self._drawn.get(self._entropy, 0)
-        self._drawn[self._entropy] = first + len(out.output)
+        first = self._rows_drawn.get(self._entropy, 0)
+        self._rows_drawn[self._entropy] = first + len(out.output)
         draws = Draws(self._entropy, _CALIBRATION)
         return out._replace(random=draws.span(range(first, first + len(out.output)))[:, 0])
 
     def finish(self, result: Result) -> Counts:
         """Return the number of classes and of random numbers drawn."""
-        return Counts(self._classes, tuple(self._drawn.items()))
+        return Counts(self._classes, tuple(self._rows_drawn.items()))
 
 
 def _draws(score: Any) -> bool:
     """Whether the calibration uses random numbers, even if sets are not randomised."""
     return bool(getattr(score, "draws", score.randomized))
+
+
+def _check_classes(logits: Tensor, classes: int | None) -> None:
+    """Raise ValueError unless there is a logit for each class of the calibration, if known."""
+    if classes not in (None, logits.shape[-1]):
+        raise ValueError(
+            f"calibrated on {classes} classes, but the model now returns {logits.shape[-1]}: "
+            "calibrate again"
+        )
 
 
 def _refuse_calibration_by_label(calibration: Calibration) -> None:
@@ -449,10 +438,10 @@ def _refuse_calibration_by_label(calibration: Calibration) -> None:
         )
 
 
-def _what_is_infinite(in_all: Tensor, sets: int, rows: int) -> str:
+def _infinite_message(in_all: Tensor, sets: int, rows: int) -> str:
     """Return a message of how many sets hold all labels, or how many classes are in all sets.
 
-    >>> _what_is_infinite(torch.tensor([True]), 2, 5)
+    >>> _infinite_message(torch.tensor([True]), 2, 5)
     '2 of 5 sets hold all labels'
     """
     if len(in_all) > 1:

@@ -88,8 +88,8 @@ class LabelSet:
         """
         if self.names is None:
             return self.ordered
-        named = [*self.names, OTHER]
-        return [[named[label] for label in row.tolist()] for row in self.ordered]
+        names = [*self.names, OTHER]
+        return [[names[label] for label in row.tolist()] for row in self.ordered]
 
     @property
     def ordered(self) -> list[Tensor]:
@@ -99,22 +99,13 @@ class LabelSet:
         model again on the input, which is not copied.
         """
         if self._ordered is None:
-            given = iter([self.mask.double()]) if self._weights is None else self._weights()
-            self._ordered = [labels for block in self._in_order(given) for labels in block]
+            blocks = iter([self.mask.double()]) if self._weights is None else self._weights()
+            ordered: list[Tensor] = []
+            for weights in blocks:
+                start = len(ordered)
+                ordered += _in_order(self.mask[start : start + len(weights)], weights)
+            self._ordered = ordered
         return self._ordered
-
-    def _in_order(self, given: Iterator[Tensor]) -> Iterator[tuple[Tensor, ...]]:
-        start = 0
-        for weights in given:
-            mask = self.mask[start : start + len(weights)]
-            if weights.shape[1] < mask.shape[1]:  # "another label" comes last
-                weights = pad(weights, (0, 1))
-            outside = weights.masked_fill(~mask, -1)
-            order = outside.sort(dim=1, descending=True, stable=True).indices
-            sizes = mask.sum(dim=1)
-            inside = torch.arange(mask.shape[1], device=mask.device) < sizes[:, None]
-            yield order[inside].split(sizes.tolist())
-            start += len(weights)
 
     def to_frame(self, index: Any = None) -> Any:
         """Return a pandas frame with the size of each set, its labels, best first, and the mask.
@@ -129,9 +120,9 @@ class LabelSet:
         """
         pandas = needed("pandas", "frames", "to_frame()")
         labels = self.labels if self.names is not None else [row.tolist() for row in self.labels]
-        named = [*(self.names or range(self.mask.shape[1] - self.other_labels))]
-        named += [OTHER] if self.other_labels else []
-        mask = pandas.DataFrame(self.mask.cpu().numpy(), columns=named)
+        names = [*(self.names or range(self.mask.shape[1] - self.other_labels))]
+        names += [OTHER] if self.other_labels else []
+        mask = pandas.DataFrame(self.mask.cpu().numpy(), columns=names)
         frame = pandas.DataFrame({"size": self.sizes.cpu().numpy(), "labels": labels})
         frame = pandas.concat({"set": frame, "holds": mask}, axis=1)
         return frame if index is None else frame.set_axis(index, axis=0)
@@ -147,3 +138,14 @@ class LabelSet:
             Labels, integers of shape (n,).
         """
         return metrics.set_coverage(self, label_tensor(y, self.names, self.other_labels))
+
+
+def _in_order(mask: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
+    """Return the labels of each set, those with the largest weights first."""
+    if weights.shape[1] < mask.shape[1]:  # "another label" comes last
+        weights = pad(weights, (0, 1))
+    order = weights.masked_fill(~mask, -1).sort(dim=1, descending=True, stable=True).indices
+    sizes = mask.sum(dim=1)
+    inside = torch.arange(mask.shape[1], device=mask.device) < sizes[:, None]
+    labels: tuple[Tensor, ...] = order[inside].split(sizes.tolist())
+    return labels

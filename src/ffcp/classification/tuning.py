@@ -106,13 +106,15 @@ class SetChoice(Described):
     candidates: tuple[SetCandidate, ...]
 
     def __str__(self) -> str:
-        named = {"kreg": self.kreg, "lam": self.lam, "delta": self.delta}
-        listed = "".join(f", {key} {value:g}" for key, value in named.items() if value is not None)
-        lines = [f"temperature {self.temperature:.4g}{listed}, chosen on {self.rows} rows"]
+        head = f"temperature {self.temperature:.4g}"
+        for name, value in (("kreg", self.kreg), ("lam", self.lam), ("delta", self.delta)):
+            if value is not None:
+                head += f", {name} {value:g}"
+        head += f", chosen on {self.rows} rows"
         if self.criterion:
-            lines[0] += f" by {self.criterion} at alpha={self.alpha:g}"
-        lines += map(str, sorted(self.candidates, key=lambda c: _cost(c, self.criterion)))
-        return "\n".join(lines)
+            head += f" by {self.criterion} at alpha={self.alpha:g}"
+        ranked = sorted(self.candidates, key=lambda candidate: _cost(candidate, self.criterion))
+        return "\n".join([head, *map(str, ranked)])
 
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
@@ -197,14 +199,10 @@ def tune(
     if kreg is None:
         ranks = _all_places(rows, labels, replace(score, delta=deltas[0])).rank
         kreg = int(plain_quantile(ranks[:, None], alpha))
-    candidates = [
-        candidate
-        for delta in deltas
-        for candidate in _try_lams(
-            rows, labels, replace(score, kreg=kreg, delta=delta), lams, alpha, allow_empty,
-            randomized,
-        )
-    ]  # fmt: skip
+    candidates: list[SetCandidate] = []
+    for delta in deltas:
+        rule = replace(score, kreg=kreg, delta=delta)
+        candidates += _try_lams(rows, labels, rule, lams, alpha, allow_empty, randomized)
     best = min(candidates, key=lambda candidate: _cost(candidate, criterion))
     return SetChoice(
         score.temperature, kreg, best.lam, best.delta, len(labels), float(exact_alpha(alpha)),
@@ -217,6 +215,7 @@ def _cost(candidate: SetCandidate, criterion: str | None) -> float:
 
 
 def _all_places(rows: LabelRows, labels: Tensor, score: Cumulative) -> Place:
+    """Return the place of the label of each row."""
     parts = [
         places(score.weights(rows.logits[block]), rows.logits[block], labels[block])
         for block in blocks(*rows.logits.shape)
@@ -242,13 +241,13 @@ def _try_lams(
         rows = rows._replace(share=torch.zeros_like(rows.share))
     sizes = torch.empty(len(lams), len(labels), dtype=torch.int64, device=labels.device)
     for block in blocks(*rows.logits.shape):
-        part = rows.take(block)
-        ordered = largest(score.weights(part.logits), part.logits.shape[1])
-        for size, rule, threshold in zip(sizes, rules, thresholds, strict=True):
-            size[block] = rule.sizes(ordered, part, threshold)
+        block_rows = rows.take(block)
+        ordered = largest(score.weights(block_rows.logits), block_rows.logits.shape[1])
+        for i, rule in enumerate(rules):
+            sizes[i, block] = rule.sizes(ordered, block_rows, thresholds[i])
     candidates = []
-    for size, rule, threshold in zip(sizes, rules, thresholds, strict=True):
-        hits = rule.at(place, rows) <= threshold
+    for i, rule in enumerate(rules):
+        size, hits = sizes[i], rule.at(place, rows) <= thresholds[i]
         if not allow_empty:
             size, hits = size.clamp_min(1), hits | (place.rank == 1)
         violation = stratified_violation(size.cpu(), hits.cpu(), alpha)

@@ -137,9 +137,9 @@ class VennAbers(Predictor):
         return self._pair(x)
 
     def _pair(self, x: Any) -> Pair:
-        state, given = self.calibrated(), self.rows(x)
-        buffer = RowBuffer(given.count)
-        for out, *_ in self.batch_outputs(given):
+        state, rows = self.calibrated(), self.rows(x)
+        buffer = RowBuffer(rows.count)
+        for out, *_ in self.batch_outputs(rows):
             p0, p1 = state.calibration.pairs(state.score.of_rows(out))  # type: ignore[attr-defined]
             buffer.add({"p0": p0, "p1": p1})
         p0, p1 = buffer["p0"], buffer["p1"]
