@@ -8,13 +8,7 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 import torch
 from sklearn import get_config
-from sklearn.base import (
-    BaseEstimator,
-    ClassifierMixin,
-    RegressorMixin,
-    is_classifier,
-    is_regressor,
-)
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, is_classifier, is_regressor
 from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
 from sklearn.utils import Tags, check_random_state, get_tags
 from sklearn.utils.multiclass import check_classification_targets
@@ -31,13 +25,7 @@ from ffcp.conformal.rank import requested_alpha, requested_alphas
 from ffcp.extras import needed
 from ffcp.network.inputs import check_order
 from ffcp.sklearn.rows import Array, as_rows, row_count, take
-from ffcp.sklearn.sources import (
-    NetworkSource,
-    Source,
-    is_fitted_already,
-    known_classes,
-    source,
-)
+from ffcp.sklearn.sources import NetworkSource, Source, is_fitted_already, known_classes, source
 
 Self = TypeVar("Self", bound="_Conformal")
 
@@ -93,20 +81,21 @@ class _Conformal(BaseEstimator):  # type: ignore[misc]
         return self
 
     def _contained(self, values: Array, columns: list[str], x: Any) -> Any:
-        own = getattr(self, "_sklearn_output_config", {})
-        if own.get("transform", get_config()["transform_output"]) != "pandas":
+        """Return values as an array or a frame, as :meth:`set_output` says."""
+        config = getattr(self, "_sklearn_output_config", {})
+        if config.get("transform", get_config()["transform_output"]) != "pandas":
             return values
         pandas = needed("pandas", "frames", "transform='pandas'")
         return pandas.DataFrame(values, columns=columns, index=getattr(x, "index", None))
 
     def _check_before_fit(self, unknown: dict[str, Any]) -> None:
         """Raise for unknown arguments of fit, the other kind of estimator, an impossible level."""
-        is_other, kind = (
-            (is_classifier, "classifier") if is_regressor(self) else (is_regressor, "regressor")
-        )
-        if isinstance(self.estimator, BaseEstimator) and is_other(self.estimator):
+        if isinstance(self.estimator, BaseEstimator):
             name = type(self.estimator).__name__
-            raise TypeError(f"{name} is a {kind}: use Conformal{kind.capitalize()}")
+            if is_regressor(self) and is_classifier(self.estimator):
+                raise TypeError(f"{name} is a classifier: use ConformalClassifier")
+            if is_classifier(self) and is_regressor(self.estimator):
+                raise TypeError(f"{name} is a regressor: use ConformalRegressor")
         if unknown:
             raise TypeError(
                 f"fit got unexpected arguments {sorted(unknown)}: to use sample_weight, fit your "
@@ -132,6 +121,15 @@ class _Conformal(BaseEstimator):  # type: ignore[misc]
     def _seed(self) -> int:
         return int(check_random_state(self.random_state).randint(2**31 - 1))
 
+    def _fit_source(
+        self, default: Any, x: Any, y: Array, parts: tuple[Array, Array], classes: Any = None
+    ) -> None:
+        """Fit the estimator on the training rows; a fitted one is shown the calibration rows."""
+        train, calibration = parts
+        rows = train if len(train) else calibration
+        estimator = default if self.estimator is None else self.estimator
+        self.source_: Source = source(estimator, take(x, rows), y[rows], classes, self._seed())
+
     def _new_predictor(self, methods: dict[str, Any], **settings: Any) -> Any:
         """Return the predictor that ``method`` names or returns."""
         model = self.source_.model
@@ -144,8 +142,8 @@ class _Conformal(BaseEstimator):  # type: ignore[misc]
 
     def _level(self, alpha: Any = None, confidence_level: Any = None, **unknown: Any) -> Any:
         """Return alpha, or a list of them, of this call, or by default of the estimator."""
-        own = requested_alpha(self.alpha, self.confidence_level)
-        levels, are_many = requested_alphas(alpha, confidence_level, unknown, default=own)
+        default = requested_alpha(self.alpha, self.confidence_level)
+        levels, are_many = requested_alphas(alpha, confidence_level, unknown, default=default)
         return levels if are_many else levels[0]
 
     def _read(self, x: Any, y: Any, *, numeric: bool) -> tuple[Any, Array]:
@@ -220,21 +218,19 @@ class ConformalRegressor(RegressorMixin, _Conformal):  # type: ignore[misc]
         """
         self._check_before_fit(unknown)
         x, target = self._read(X, y, numeric=True)
-        train, held = self._parts(len(target))
-        estimator = RandomForestRegressor(random_state=0)
-        estimator = estimator if self.estimator is None else self.estimator
-        rows = train if len(train) else held
-        self.source_: Source = source(estimator, take(x, rows), target[rows], None, self._seed())
+        train, calibration = self._parts(len(target))
+        default = RandomForestRegressor(random_state=0)
+        self._fit_source(default, x, target, (train, calibration))
         is_network = isinstance(self.source_, NetworkSource)
         if self.method == "ffcp" and not is_network:
-            name = type(estimator).__name__
+            name = type(default if self.estimator is None else self.estimator).__name__
             raise ValueError(
                 f"method='ffcp' needs the gradients of a network, {name!r} has none: use 'auto'"
             )
         self.predictor_ = self._new_predictor(_INTERVALS)
         if len(train) and is_network and isinstance(self.predictor_, (ffcp.Auto, ffcp.Learned)):
             self.predictor_.fit(self.source_.inputs(take(x, train)), target[train], disjoint=True)
-        self.predictor_.calibrate(self.source_.inputs(take(x, held)), target[held])
+        self.predictor_.calibrate(self.source_.inputs(take(x, calibration)), target[calibration])
         return self
 
     def predict(self, X: Any) -> Array:
@@ -268,7 +264,7 @@ class ConformalRegressor(RegressorMixin, _Conformal):  # type: ignore[misc]
         interval = self.predictor_.predict_interval(self.source_.inputs(x), level)
         if isinstance(level, list):
             return interval
-        ends = [end.double().numpy().reshape(-1) for end in interval[:2]]
+        ends = [end.double().numpy().reshape(-1) for end in (interval.lower, interval.upper)]
         return self._contained(np.stack(ends, axis=1), ["lower", "upper"], X)
 
 
@@ -325,7 +321,7 @@ class ConformalClassifier(ClassifierMixin, _Conformal):  # type: ignore[misc]
         self._check_before_fit(unknown)
         x, labels = self._read(X, y, numeric=False)
         check_classification_targets(labels)
-        train, held = self._parts(len(labels))
+        train, calibration = self._parts(len(labels))
         # Of training rows only: with calibration rows these and new rows were not exchangeable.
         self.classes_ = (
             known_classes(self.estimator, x, labels)
@@ -335,15 +331,11 @@ class ConformalClassifier(ClassifierMixin, _Conformal):  # type: ignore[misc]
         if len(self.classes_) < 2:
             raise ValueError(f"expected at least two classes, got only {self.classes_.tolist()}")
         codes = _codes(labels, self.classes_)
-        estimator = RandomForestClassifier(random_state=0)
-        estimator = estimator if self.estimator is None else self.estimator
-        rows = train if len(train) else held
-        self.source_: Source = source(
-            estimator, take(x, rows), codes[rows], self.classes_, self._seed()
-        )
+        default = RandomForestClassifier(random_state=0)
+        self._fit_source(default, x, codes, (train, calibration), self.classes_)
         self.predictor_ = self._new_predictor(_SETS, other_labels=True)
-        _check_codes(self.predictor_, codes[held], len(self.classes_))
-        self.predictor_.calibrate(self.source_.inputs(take(x, held)), codes[held])
+        _check_codes(self.predictor_, codes[calibration], len(self.classes_))
+        self.predictor_.calibrate(self.source_.inputs(take(x, calibration)), codes[calibration])
         self.choice_ = getattr(self.predictor_, "choice", None)
         return self
 
@@ -394,8 +386,9 @@ class ConformalClassifier(ClassifierMixin, _Conformal):  # type: ignore[misc]
 
 def _codes(labels: Array, classes: Array) -> Array:
     """Return the number of each label among the classes; after the last for other labels."""
-    place = {name: number for number, name in enumerate(classes.tolist())}
-    return np.array([place.get(label, len(place)) for label in labels.tolist()], dtype=np.int64)
+    numbers = {label: number for number, label in enumerate(classes.tolist())}
+    codes = [numbers.get(label, len(numbers)) for label in labels.tolist()]
+    return np.array(codes, dtype=np.int64)
 
 
 def _check_codes(predictor: Any, codes: Array, classes: int) -> None:

@@ -77,19 +77,20 @@ class NumericColumns:
     def __init__(self, x: Any, words: bool = True) -> None:
         self._numbers: list[int] = []
         self._words: dict[int, OrdinalEncoder] = {}
-        for place, column in _columns(x).items():
+        for i, column in _columns(x).items():
             if _is_numeric(column):
-                self._numbers.append(place)
+                self._numbers.append(i)
             elif words:
                 encoder = OrdinalEncoder(handle_unknown="use_encoded_value", unknown_value=-1)
-                self._words[place] = encoder.fit(_as_words(column))
+                self._words[i] = encoder.fit(_as_words(column))
 
     def __call__(self, x: Any) -> Array:
         """Return the numeric matrix of some rows."""
         columns = _columns(x)
-        known = [_as_numbers(columns[place]) for place in self._numbers]
-        words = [self._words[place].transform(_as_words(columns[place])) for place in self._words]
-        numbers = np.stack(known, axis=1) if known else np.empty((row_count(x), 0))
+        numbers = np.empty((row_count(x), len(self._numbers)))
+        for i, column in enumerate(self._numbers):
+            numbers[:, i] = _as_numbers(columns[column])
+        words = [encoder.transform(_as_words(columns[i])) for i, encoder in self._words.items()]
         missing = ~np.isfinite(numbers)
         filled = np.where(missing, 0.0, numbers)
         return np.column_stack([filled, missing.sum(axis=1), *words])
@@ -100,7 +101,7 @@ def _columns(x: Any) -> dict[int, Array]:
     if hasattr(x, "tocsr"):
         return {}
     if hasattr(x, "columns"):
-        return {place: np.asarray(x[name]) for place, name in enumerate(x.columns)}
+        return {i: np.asarray(x[name]) for i, name in enumerate(x.columns)}
     matrix = np.asarray(x)
     return dict(enumerate(matrix.T)) if matrix.ndim == 2 else {}
 
@@ -131,11 +132,10 @@ def _as_numbers(column: Array) -> Array:
     try:
         return column.astype(np.float64)
     except (TypeError, ValueError):
-        return np.array([_as_number(value) for value in column.tolist()], dtype=np.float64)
-
-
-def _as_number(value: Any) -> float:
-    return float(value) if isinstance(value, (int, float)) else np.nan
+        numbers = [
+            float(value) if isinstance(value, (int, float)) else np.nan for value in column.tolist()
+        ]
+        return np.array(numbers, dtype=np.float64)
 
 
 def _as_words(column: Array) -> Array:

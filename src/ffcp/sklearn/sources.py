@@ -29,7 +29,7 @@ def known_classes(estimator: Any, x: Any, labels: Array) -> Array:
     """Return the classes of a fitted estimator, in the order of its outputs."""
     if hasattr(estimator, "classes_"):
         return np.asarray(estimator.classes_)
-    outputs = NetworkSource(estimator, classify=True).outputs(take(x, np.arange(1))).shape[-1]
+    outputs = _outputs(estimator, x)
     present = np.unique(labels)
     if present.dtype.kind in "iu" and present[0] >= 0 and present[-1] < outputs:
         return np.arange(outputs)
@@ -74,9 +74,9 @@ class StoredWithFeatures(nn.Module):
 
     rows_at_once = Stored.rows_at_once
 
-    def forward(self, known: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Return the predictions."""
-        return known[:, 0].detach()
+        return x[:, 0].detach()
 
 
 class StoredSource:
@@ -123,7 +123,7 @@ def source(estimator: Any, x: Any, y: Array, classes: Array | None, seed: int) -
         network = estimator(NetworkSource.array(x).shape[1]) if callable(estimator) else None
         if not isinstance(network, nn.Module):
             raise TypeError(f"'estimator' must be an estimator or a network, got {estimator!r}")
-        network = network if classes is None else _for_classes(network, x, len(classes))
+        network = _for_classes(network, x, classes)
         return NetworkSource(_trained(network, x, y, classify, seed), classify)
     if not hasattr(estimator, "predict"):
         name = type(estimator).__name__
@@ -136,8 +136,7 @@ def source(estimator: Any, x: Any, y: Array, classes: Array | None, seed: int) -
         fitted.fit(*_for_estimator(estimator, x, y, classes))
     network = getattr(fitted, "module_", None)
     if isinstance(network, nn.Module):
-        network = network if classes is None else _for_classes(network, x, len(classes))
-        return NetworkSource(network, classify)
+        return NetworkSource(_for_classes(network, x, classes), classify)
     if classes is not None and not hasattr(fitted, "predict_proba"):
         name = type(estimator).__name__
         raise TypeError(f"{name!r} has no predict_proba: wrap it in CalibratedClassifierCV")
@@ -168,12 +167,20 @@ class FirstOutputs(nn.Module):
         return first
 
 
-def _for_classes(network: nn.Module, x: Any, classes: int) -> nn.Module:
-    """Return a network with one output per class; additional outputs are cut off."""
-    outputs = NetworkSource(network, classify=True).outputs(take(x, np.arange(1))).shape[-1]
-    if outputs < classes:
-        raise ValueError(f"the network has {outputs} outputs, expected {classes}, one per class")
-    return network if outputs == classes else FirstOutputs(network, classes)
+def _for_classes(network: nn.Module, x: Any, classes: Array | None) -> nn.Module:
+    """Return a network with one output per class, if any; additional outputs are cut off."""
+    if classes is None:
+        return network
+    outputs, count = _outputs(network, x), len(classes)
+    if outputs < count:
+        raise ValueError(f"the network has {outputs} outputs, expected {count}, one per class")
+    return network if outputs == count else FirstOutputs(network, count)
+
+
+def _outputs(network: nn.Module, x: Any) -> int:
+    """Return the number of outputs of a network."""
+    outputs = NetworkSource(network, classify=True).outputs(take(x, np.arange(1)))
+    return int(outputs.shape[-1])
 
 
 def _trained(network: nn.Module, x: Any, y: Array, classify: bool, seed: int) -> nn.Module:
@@ -184,28 +191,28 @@ def _trained(network: nn.Module, x: Any, y: Array, classify: bool, seed: int) ->
     stop, train = order.tensor_split([max(1, len(order) // 10)])
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
 
-    def loss(some: Tensor) -> Tensor:
-        outputs = network(rows[some])
+    def loss(batch: Tensor) -> Tensor:
+        outputs = network(rows[batch])
         if classify:
-            return nn.functional.cross_entropy(forward.as_logits(outputs), target[some])
-        return nn.functional.mse_loss(outputs.reshape(-1), target[some])
+            return nn.functional.cross_entropy(forward.as_logits(outputs), target[batch])
+        return nn.functional.mse_loss(outputs.reshape(-1), target[batch])
 
-    best, kept, waited = np.inf, network.state_dict(), 0
+    best, best_weights, waited = np.inf, network.state_dict(), 0
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         for _ in range(_EPOCHS):
             network.train()
-            for part in train[torch.randperm(len(train))].split(_BATCH):
+            for batch in train[torch.randperm(len(train))].split(_BATCH):
                 optimizer.zero_grad()
-                loss(part).backward()
+                loss(batch).backward()
                 optimizer.step()
             network.eval()
             with torch.no_grad():
-                now = float(loss(stop))
+                validation = float(loss(stop))
             waited += 1
-            if now < best:
-                best, kept, waited = now, copy.deepcopy(network.state_dict()), 0
+            if validation < best:
+                best, best_weights, waited = validation, copy.deepcopy(network.state_dict()), 0
             if waited > _PATIENCE:
                 break
-    network.load_state_dict(kept)
+    network.load_state_dict(best_weights)
     return network.eval()
