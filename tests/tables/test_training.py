@@ -71,9 +71,9 @@ def test_the_mean_over_steps_is_what_training_leaves() -> None:
 def test_long_tails_are_drawn_in_and_short_ones_are_left() -> None:
     y = torch.randn(5000, generator=torch.Generator().manual_seed(0))
     normal, heavy = QuantileHead.of(y), QuantileHead.of((3 * y).exp())
-    drawn = normal.drawn(y)
+    drawn = normal.transform(y)
     torch.testing.assert_close(drawn, (y - y.median()) / y.std(correction=0), rtol=0.01, atol=0.01)
-    assert float(heavy.drawn((3 * y).exp()).abs().max()) < 10
+    assert float(heavy.transform((3 * y).exp()).abs().max()) < 10
     assert float((3 * y).exp().max() / (3 * y).exp().std()) > 30
 
 

@@ -65,8 +65,9 @@ def test_trees_have_a_share_where_they_are_better_and_none_where_they_are_not() 
     x, y = steps(900)
     network = TableNetwork.for_rows(x[:700], 3, 1, y[:700])
     network.quantiles.bend.copy_(torch.tensor([0.0, 1.0, 1.0]))
-    good = trees.learn(x[:700], y[:700], network.quantiles.drawn(y[:700]),
-                       (x[700:], y[700:], network.quantiles.drawn(y[700:])), 60.0, 0)  # fmt: skip
+    transformed = network.quantiles.transform(y)
+    validation = (x[700:], y[700:], transformed[700:])
+    good = trees.learn(x[:700], y[:700], transformed[:700], validation, 60.0, 0)
     network.join(good, x[700:], y[700:])
     assert bool((good.share > 0.7).all())  # the network is untrained
     error = (network(x[700:])[:, 0].detach() - y[700:]).square().mean()

@@ -59,8 +59,9 @@ def words(series: pd.Series) -> np.ndarray[Any, Any]:
         series = series.dt.strftime("%Y-%m-%dT%H:%M:%S")
     if isinstance(series.dtype, pd.StringDtype):  # text often repeats: convert each word once
         codes, levels = pd.factorize(series)
-        found: np.ndarray[Any, Any] = np.array([*map(_word, levels), ""], dtype=object)[codes]
-        return found  # the code of a missing cell is -1, the last
+        level_words = np.array([*map(_word, levels), ""], dtype=object)
+        cell_words: np.ndarray[Any, Any] = level_words[codes]  # the code of missing cells is -1
+        return cell_words
     return np.array([_word(cell) for cell in series.astype(object)], dtype=object)
 
 
@@ -71,8 +72,8 @@ def decorated_number(cell_words: np.ndarray[Any, Any]) -> str | None:
     '€950'
     >>> decorated_number(np.array(["red", "5 %"], dtype=object))
     """
-    some = pd.Series(cell_words[:1000], dtype=object)
-    return str(some.iloc[0]) if some.str.fullmatch(_DECORATED).mean() > 0.95 else None
+    sample = pd.Series(cell_words[:1000], dtype=object)
+    return str(sample.iloc[0]) if sample.str.fullmatch(_DECORATED).mean() > 0.95 else None
 
 
 def _word(cell: Any) -> str:
@@ -194,8 +195,10 @@ def date_format(series: pd.Series) -> str | None:
         return ISO
     text = pd.Series(words(series), dtype=object)
     text = text[text != ""]
-    some = text.iloc[:: max(1, len(text) // 200)]
-    for form in FORMATS if some.str.contains(_DATE).any() else ():
-        if not dates(some, form)[2].any() and not dates(text, form)[2].any():
+    sample = text.iloc[:: max(1, len(text) // 200)]
+    if not sample.str.contains(_DATE).any():
+        return None
+    for form in FORMATS:
+        if not dates(sample, form)[2].any() and not dates(text, form)[2].any():
             return form
     return None

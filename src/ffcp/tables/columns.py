@@ -82,18 +82,18 @@ class Column:
             return cells.dates(series, self.form)
         values, missing, bad = cells.numbers(series, decimal)
         if self.words and bad.any():
-            known = bad.copy()
-            known[bad] = np.isin(cells.words(series[bad]).astype(str), self.words)
-            missing, bad = missing | known, bad & ~known
+            is_word = bad.copy()
+            is_word[bad] = np.isin(cells.words(series[bad]).astype(str), self.words)
+            missing, bad = missing | is_word, bad & ~is_word
         return values, missing, bad
 
     def spread(self, values: Array) -> list[Array]:
         """Return values transformed to a normal distribution, with the cycles of dates."""
-        given = [np.interp(values, self.knots, self.places)]
+        inputs = [np.interp(values, self.knots, self.places)]
         for cycle in self.cycles:
-            turn = 2 * math.pi * values / _CYCLES[cycle]
-            given += [np.sin(turn), np.cos(turn)]
-        return [np.nan_to_num(one, nan=0.0) for one in given]
+            angle = 2 * math.pi * values / _CYCLES[cycle]
+            inputs += [np.sin(angle), np.cos(angle)]
+        return [np.nan_to_num(column, nan=0.0) for column in inputs]
 
     @property
     def numbers(self) -> int:
@@ -179,13 +179,14 @@ class Columns:
             if bad.any():
                 _add_reasons(column, series, bad, reasons, is_first)
             if missing.any() and not column.missing:
-                never = f"{int(missing.sum())} rows, but in no training row"
-                remarks.append(f"{column.name!r} is missing in {never}: its median is used")
+                rows = f"{int(missing.sum())} rows, but in no training row"
+                remarks.append(f"{column.name!r} is missing in {rows}: its median is used")
             numbers += column.spread(values)
-            flags += [missing | bad] if column.missing else []
+            if column.missing:
+                flags.append(missing | bad)
         x = np.zeros((len(frame), self.numbers + self.flags), dtype=np.float32)
-        for place, given in enumerate([*numbers, *flags]):
-            x[:, place] = given
+        for i, values in enumerate([*numbers, *flags]):
+            x[:, i] = values
         return Encoded(torch.from_numpy(x), reasons, remarks)
 
 
@@ -196,25 +197,26 @@ def _add_reasons(
     if is_first and bad.all() and len(series) > 1:
         first = cells.quoted(series.iloc[0])
         raise TableError(f"column {column.name!r} must hold {column.kind}s, the first is {first}")
-    what = "a number" if column.kind == NUMBER else f"a date written as {column.form}"
+    expected = "a number" if column.kind == NUMBER else f"a date written as {column.form}"
     for row in np.flatnonzero(bad & (reasons == "")):
-        reasons[row] = f"{column.name}: {cells.quoted(series.iloc[row])} is not {what}"
+        reasons[row] = f"{column.name}: {cells.quoted(series.iloc[row])} is not {expected}"
 
 
 def _flags(column: Column, cell_words: Array, remarks: list[str]) -> list[Array]:
+    """Return the binary inputs of a category: one for each level, for others, and if missing."""
     if {level.lower() for level in column.levels} == {"true", "false"}:
         cell_words = _as_spelled(cell_words, column.levels)
     codes = pd.Index(column.levels).get_indexer(cell_words)
     missing = cell_words == ""
     unseen = (codes < 0) & ~missing
-    given = [codes == level for level in range(len(column.levels))]
+    flags = [codes == level for level in range(len(column.levels))]
     if column.other:
-        given.append(unseen)
+        flags.append(unseen)
     elif unseen.any():
         new = sorted(set(cell_words[unseen].tolist()))
         rows = f"in {int(unseen.sum())} row(s): {cells.listed(new)}"
         remarks.append(f"{column.name!r} has levels that are in no training row, {rows}")
-    return [*given, missing] if column.missing else given
+    return [*flags, missing] if column.missing else flags
 
 
 def _as_spelled(cell_words: Array, levels: tuple[str, ...]) -> Array:
@@ -225,24 +227,24 @@ def _as_spelled(cell_words: Array, levels: tuple[str, ...]) -> Array:
     """
     spelled = {level.lower(): level for level in levels}
     spelled |= {"1": spelled["true"], "0": spelled["false"]} | {level: level for level in levels}
-    found = [spelled.get(word, spelled.get(word.lower(), word)) for word in cell_words]
-    return np.array(found, dtype=object)
+    words = [spelled.get(word, spelled.get(word.lower(), word)) for word in cell_words]
+    return np.array(words, dtype=object)
 
 
 def learn(frame: pd.DataFrame, target: str) -> Columns:
     """Return the columns, learned from training rows in the order of the file."""
-    many = max(1, frame.shape[1])
-    detail = max(_LEAST, min(_DETAIL, _IN_ALL // many))
-    levels = max(_LEAST_LEVELS, min(_DETAIL, _LEVELS // many))
-    decided = [
+    count = max(1, frame.shape[1])
+    detail = max(_LEAST, min(_DETAIL, _IN_ALL // count))
+    levels = max(_LEAST_LEVELS, min(_DETAIL, _LEVELS // count))
+    columns = [
         _learn(str(name), frame[name], frame.attrs.get("decimal", "."), detail, levels)
         for name in frame.columns
         if name != target
     ]
-    if not any(column.kind != LEFT_OUT for column in decided):
-        reasons = "; ".join(f"{column.name!r}: {column.why}" for column in decided)
+    if all(column.kind == LEFT_OUT for column in columns):
+        reasons = "; ".join(f"{column.name!r}: {column.why}" for column in columns)
         raise TableError(f"no column is left to predict from. {reasons or 'There are no others'}")
-    return Columns(tuple(decided))
+    return Columns(tuple(columns))
 
 
 def _learn(name: str, series: pd.Series, decimal: str, detail: int, levels: int) -> Column:
@@ -251,87 +253,93 @@ def _learn(name: str, series: pd.Series, decimal: str, detail: int, levels: int)
     if not present:
         return Column(name, LEFT_OUT, "empty")
     if bad.sum() <= _WORDS * present:
-        unknown = tuple(sorted(set(cells.words(series[bad]).tolist()))[:20]) if bad.any() else ()
-        return _learn_number(name, values[~(missing | bad)], len(values), unknown, detail)
+        words = tuple(sorted(set(cells.words(series[bad]).tolist()))[:20]) if bad.any() else ()
+        has_missing = bool((missing | bad).any())
+        return _learn_number(name, values[~(missing | bad)], has_missing, words, detail)
     form = cells.date_format(series)
     if form is not None:
         return _learn_date(name, series, form, detail)
     column = _learn_category(name, cells.words(series), missing, levels)
     cell = cells.decorated_number(cells.words(series[bad]))
-    plain = f"; {cell!r} is not read as a number: write plain numbers such as 1234.5"
-    return column if cell is None else replace(column, why=column.why + plain)
+    if cell is None:
+        return column
+    advice = f"{cell!r} is not read as a number: write plain numbers such as 1234.5"
+    return replace(column, why=f"{column.why}; {advice}")
 
 
 def _learn_number(
-    name: str, known: Array, rows: int, unknown: tuple[str, ...], detail: int
+    name: str, values: Array, has_missing: bool, words: tuple[str, ...], detail: int
 ) -> Column:
-    some = len(known) < rows  # some values are missing
-    if (known == known[0]).all():
-        if not some:
-            return Column(name, LEFT_OUT, f"always {known[0]:g}")
-        level = cells.spelled(known[0])
-        return Column(name, CATEGORY, f"{known[0]:g} or missing", True, levels=(level,))
-    if not some and _counts_rows(known):
+    if (values == values[0]).all():
+        if not has_missing:
+            return Column(name, LEFT_OUT, f"always {values[0]:g}")
+        level = cells.spelled(values[0])
+        return Column(name, CATEGORY, f"{values[0]:g} or missing", True, levels=(level,))
+    if not has_missing and _are_row_numbers(values):
         return Column(name, LEFT_OUT, "row numbers")
-    listed = ", ".join(map(cells.quoted, unknown))
-    why = "numbers" + (f"; {listed} read as missing" if unknown else "")
-    return Column(name, NUMBER, why, some, *_curve(known, detail), words=unknown)
+    why = "numbers"
+    if words:
+        why += f"; {', '.join(map(cells.quoted, words))} read as missing"
+    return Column(name, NUMBER, why, has_missing, *_curve(values, detail), words=words)
 
 
-def _counts_rows(known: Array) -> bool:
+def _are_row_numbers(values: Array) -> bool:
     """Whether numbers are row numbers: integers, each greater than the one before.
 
     Training rows are a part of all rows, so there are gaps; but numbers of consecutive rows differ
     little.
     """
-    steps = np.diff(known)
-    whole = bool((known == np.round(known)).all())
-    return whole and len(known) >= 20 and bool((steps > 0).all()) and float(steps.mean()) < 5
+    steps = np.diff(values)
+    are_integers = bool((values == np.round(values)).all())
+    rise = bool((steps > 0).all())
+    return are_integers and rise and len(values) >= 20 and float(steps.mean()) < 5
 
 
 def _learn_date(name: str, series: pd.Series, form: str, detail: int) -> Column:
     seconds, missing, _ = cells.dates(series, form)
-    known = seconds[~missing]
-    if np.ptp(known) == 0:
+    seconds = seconds[~missing]
+    if np.ptp(seconds) == 0:
         return Column(name, LEFT_OUT, "always the same date")
     varies = {
-        "time of day": len(np.unique(known % _DAY)) > 1,
-        "day of the week": len(np.unique(known // _DAY % 7)) > 1 and np.ptp(known) > _WEEK,
-        "time of the year": np.ptp(known) > _YEAR / 2,
+        "time of day": len(np.unique(seconds % _DAY)) > 1,
+        "day of the week": len(np.unique(seconds // _DAY % 7)) > 1 and np.ptp(seconds) > _WEEK,
+        "time of the year": np.ptp(seconds) > _YEAR / 2,
     }
-    cycles = tuple(cycle for cycle, is_used in varies.items() if is_used)
+    cycles = tuple(cycle for cycle in varies if varies[cycle])
     why = f"dates in the format {form}"
     if form.startswith("%m/%d") and not cells.dates(series, "%d/%m" + form[5:])[2].any():
         why += ": read with the month first, though all could have the day first"
-    curve = _curve(known, detail)
+    curve = _curve(seconds, detail)
     return Column(name, DATE, why, bool(missing.any()), *curve, form=form, cycles=cycles)
 
 
 def _learn_category(name: str, cell_words: Array, missing: Array, levels: int) -> Column:
-    known = cell_words[~missing]
-    counts = pd.Series(known, dtype=object).value_counts()
+    cell_words = cell_words[~missing]
+    counts = pd.Series(cell_words, dtype=object).value_counts()
     if len(counts) == 1 and not missing.any():
         return Column(name, LEFT_OUT, f"always {cells.quoted(counts.index[0])}")
-    if len(counts) == len(known) and len(known) >= 10:
+    rows = len(cell_words)
+    if len(counts) == rows and rows >= 10:
         return Column(name, LEFT_OUT, "a different word in every row")
-    if len(known) >= 20 and len(counts) > max(_REPEATS * len(known), 10):
+    if rows >= 20 and len(counts) > max(_REPEATS * rows, 10):
         return Column(name, LEFT_OUT, f"words that rarely repeat ({len(counts)} distinct)")
-    rare = min(_RARE, max(1, len(known) // 50))
+    rare = min(_RARE, max(1, rows // 50))
     kept = [str(level) for level, count in counts.items() if count >= rare][:levels]
-    left = len(counts) - len(kept)
-    why = f"{len(counts)} levels" + (f", the {left} rarest merged" if left else "")
-    return Column(name, CATEGORY, why, bool(missing.any()), levels=tuple(kept), other=left > 0)
+    merged = len(counts) - len(kept)
+    why = f"{len(counts)} levels" + (f", the {merged} rarest merged" if merged else "")
+    return Column(name, CATEGORY, why, bool(missing.any()), levels=tuple(kept), other=merged > 0)
 
 
-def _curve(known: Array, detail: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _curve(values: Array, detail: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return the curve that transforms values to a normal distribution: its knots and places."""
-    ordered = np.sort(known)
-    steps = np.linspace(0, len(ordered) - 1, detail)
-    knots = np.unique(ordered[np.rint(steps).astype(int)])
+    ordered = np.sort(values)
+    ranks = np.rint(np.linspace(0, len(ordered) - 1, detail)).astype(int)
+    knots = np.unique(ordered[ranks])
     if len(knots) < 2:  # nearly constant
         knots = np.array([ordered[0], ordered[-1]])
     # The middle of the ranks that equal values share.
-    below, upto = (np.searchsorted(ordered, knots, side=side) for side in ("left", "right"))
+    below = np.searchsorted(ordered, knots, side="left")
+    upto = np.searchsorted(ordered, knots, side="right")
     shares = torch.from_numpy((below + upto) / (2 * len(ordered)))
     places = torch.special.ndtri(shares).numpy()
     return tuple(knots.tolist()), tuple(places.tolist())

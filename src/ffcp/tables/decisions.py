@@ -15,22 +15,22 @@ from ffcp.tables.targets import Target
 
 
 def decided(
-    columns: Columns, goal: Target, division: RowSplit, predictor: Any, alpha: float, groups: Any
+    columns: Columns, goal: Target, split: RowSplit, predictor: Any, alpha: float, groups: Any
 ) -> list[str]:
     """Return the decisions about columns, groups, labels and numbers of rows."""
     left_out = (column for column in columns if column.kind == LEFT_OUT)
     lines = [f"column {column.name!r} is left out: {column.why}" for column in left_out]
     if groups is not None:
         lines += _thin_groups(predictor.calibration.groups, set(groups.tolist()), alpha)
-    elif division.folds is None and len(predictor.calibration) < rows_needed(alpha):
+    elif split.folds is None and len(predictor.calibration) < rows_needed(alpha):
         every = "set holds all labels" if goal.classes else "interval is infinite"
         few = f"{len(predictor.calibration)} calibration rows"
         lines.append(f"{few}, but alpha = {alpha:g} needs {rows_needed(alpha)}: every {every}")
     if goal.classes:
-        lines += [*_rare(goal, division), *_others(predictor.calibration.scores, alpha)]
-    if division.folds is not None:
+        lines += [*_rare(goal, split), *_others(predictor.calibration.scores, alpha)]
+    if split.folds is not None:
         lines.append("no test rows are held out: all rows are used for training")
-        if outside := int((division.folds < 0).sum()):
+        if outside := int((split.folds < 0).sum()):
             lines.append(f"{outside} rows are not used for calibration, for folds of equal size")
     return lines
 
@@ -59,10 +59,10 @@ def _others(scores: Any, alpha: float) -> list[str]:
     return [f"{what}: no set can contain them, so all sets are larger to compensate"]
 
 
-def _rare(goal: Target, division: RowSplit) -> list[str]:
+def _rare(goal: Target, split: RowSplit) -> list[str]:
     """Return the labels that are not in every part of the rows, and what that means."""
-    learned = np.concatenate([division.train, division.stop])
-    parts = (goal.values[rows].tolist() for rows in (learned, division.calibrate, division.test))
+    learned = np.concatenate([split.train, split.stop])
+    parts = (goal.values[rows].tolist() for rows in (learned, split.calibrate, split.test))
     rare = sorted(set(goal.values.tolist()) - set.intersection(*map(set, parts)))
     if not rare:
         return []

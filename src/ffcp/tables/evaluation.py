@@ -95,8 +95,8 @@ def covered(predictions: pd.DataFrame, y: Array, classes: Sequence[str]) -> Arra
         lower, upper = predictions["lower"].to_numpy(), predictions["upper"].to_numpy()
         inside: Array = (lower <= y) & (y <= upper)
         return inside
-    known = set(classes)
-    labels = [label if label in known else LabelSet.OTHER for label in y]
+    names = set(classes)
+    labels = [label if label in names else LabelSet.OTHER for label in y]
     pairs = zip(labels, predictions["labels"], strict=True)
     return np.array([label in labels_of(text) for label, text in pairs], dtype=bool)
 
@@ -113,38 +113,43 @@ def measure(
 
     Rows without a prediction are counted separately.
     """
-    about, has = fitted.about, predictions["prediction"].notna().to_numpy()
-    if not has.any():
+    about, columns = fitted.about, fitted.columns[0]
+    predicted = predictions["prediction"].notna().to_numpy()
+    if not predicted.any():
         raise TableError(f"no row can be predicted; the first: {predictions['reason'].iloc[0]}")
-    predictions, y, frame = predictions[has], y[has], frame[has]
+    predictions, y, frame = predictions[predicted], y[predicted], frame[predicted]
     hits = covered(predictions, y, about.classes).astype(np.float64)
     sizes = predictions["size"] if about.classes else predictions["upper"] - predictions["lower"]
     size = sizes.to_numpy(np.float64)
-    share = metrics.Coverage(float(hits.mean()), len(hits))
+    coverage = metrics.Coverage(float(hits.mean()), len(hits))
     finite = np.isfinite(size)
-    groups, own = (
-        np.empty(0) if name is None else targets.groups(frame, name)
-        for name in (group or about.group, about.group)
-    )
-    by_group = [(group or about.group, name, groups == name) for name in sorted(set(groups))]
-    by_column = [one for one in _slices(frame, fitted.columns[0]) if one[2].sum() >= _SMALLEST]
+    by_group: list[tuple[str, str, Array]] = []
+    of_groups: tuple[int, ...] = ()
+    group = group or about.group
+    if group is not None:
+        groups = targets.groups(frame, group)
+        by_group = [(group, name, groups == name) for name in sorted(set(groups))]
+    if about.group is not None:
+        groups = targets.groups(frame, about.group)
+        of_groups = tuple(int((groups == name).sum()) for name in about.groups)
+    by_column = [(c, v, rows) for c, v, rows in _slices(frame, columns) if rows.sum() >= _SMALLEST]
     score = None
     if not about.classes and finite.all():
         ends = predictions["lower"].to_numpy(), predictions["upper"].to_numpy()
         score = float(metrics.interval_score(ends, y, alpha))
     return Measured(
         rows=len(hits),
-        without=int((~has).sum()),
-        coverage=float(share),
-        low=share.low,
-        high=share.high,
+        without=int((~predicted).sum()),
+        coverage=float(coverage),
+        low=coverage.low,
+        high=coverage.high,
         size=_mean(size),
         score=score,
         infinite=int((~finite).sum()),
         groups=_parts(by_group, hits, size),
         columns=_parts(by_column, hits, size),
-        of_groups=tuple(int((own == name).sum()) for name in about.groups),
-        excess=_excess(hits, fitted.columns[0], frame, alpha),
+        of_groups=of_groups,
+        excess=_excess(hits, columns, frame, alpha),
     )
 
 
@@ -154,8 +159,8 @@ def _excess(
     """Return the excess risk with its confidence interval; None if it cannot be computed."""
     if len(hits) < _CLASSIFIED or find_spec("lightgbm") is None:
         return None
-    found = excess_of(hits, columns.encode(frame).x.numpy(), alpha)
-    return float(found), found.low, found.high
+    excess = excess_of(hits, columns.encode(frame).x.numpy(), alpha)
+    return float(excess), excess.low, excess.high
 
 
 def _parts(slices: list[tuple[str, str, Array]], hits: Array, size: Array) -> tuple[Part, ...]:
@@ -167,9 +172,10 @@ def _parts(slices: list[tuple[str, str, Array]], hits: Array, size: Array) -> tu
     parts = []
     interval = functools.cache(metrics.clopper_pearson)  # many slices have equal counts
     for column, value, rows in slices:
-        found, count = int(hits[rows].sum()), int(rows.sum())
-        ends = interval(found, count, 1 - 0.05 / len(slices))
-        parts.append(Part(column, value, count, found / count, *ends, _mean(size[rows])))
+        covered_rows, count = int(hits[rows].sum()), int(rows.sum())
+        low, high = interval(covered_rows, count, 1 - 0.05 / len(slices))
+        coverage = covered_rows / count
+        parts.append(Part(column, value, count, coverage, low, high, _mean(size[rows])))
     return tuple(parts)
 
 
@@ -193,13 +199,11 @@ def _slices(frame: pd.DataFrame, columns: Columns) -> Iterator[tuple[str, str, A
             continue
         labels = metrics.cut(values[known])
         for label in sorted(set(labels)):
-            some = known[labels == label]
             rows = np.zeros(len(values), dtype=bool)
-            rows[some] = True
-            if column.kind == NUMBER:
-                yield column.name, str(label).split(": ", 1)[1], rows
-            else:
-                yield column.name, _days(values[some]), rows
+            rows[known[labels == label]] = True
+            is_number = column.kind == NUMBER
+            value = str(label).split(": ", 1)[1] if is_number else _days(values[rows])
+            yield column.name, value, rows
 
 
 def _days(seconds: Array) -> str:
@@ -255,6 +259,6 @@ def _law(rows: int, calibrated: int, alpha: Any) -> Tensor:
     return (choose + _log_beta(covered + k, missed + b) - _log_beta(k, b)).exp()
 
 
-def _log_beta(one: Any, other: Any) -> Tensor:
-    one, other = torch.as_tensor(one).double(), torch.as_tensor(other).double()
-    return torch.lgamma(one) + torch.lgamma(other) - torch.lgamma(one + other)
+def _log_beta(a: Any, b: Any) -> Tensor:
+    a, b = torch.as_tensor(a).double(), torch.as_tensor(b).double()
+    return torch.lgamma(a) + torch.lgamma(b) - torch.lgamma(a + b)

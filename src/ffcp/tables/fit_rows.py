@@ -25,8 +25,8 @@ _BLOCK = 20_000  # rows; all at once would need much memory
 
 def hashes(x: Tensor, y: Tensor) -> Tensor:
     """Return a hash of the networks' inputs and the target of each row."""
-    parts = zip(x.split(_BLOCK), y.split(_BLOCK), strict=True)
-    return torch.cat([row_hashes(*part) for part in parts])
+    blocks = zip(x.split(_BLOCK), y.split(_BLOCK), strict=True)
+    return torch.cat([row_hashes(inputs, targets) for inputs, targets in blocks])
 
 
 def keep(hashes: Tensor, rows: np.ndarray[Any, Any]) -> Tensor:
@@ -36,8 +36,8 @@ def keep(hashes: Tensor, rows: np.ndarray[Any, Any]) -> Tensor:
     tensor([3, 7])
     """
     values, counts = hashes.unique(return_counts=True)
-    own = values[(counts == 1) & torch.isin(values, hashes[torch.from_numpy(rows)])]
-    kept: Tensor = own[:_KEPT].clone()
+    occurs_once = (counts == 1) & torch.isin(values, hashes[torch.from_numpy(rows)])
+    kept: Tensor = values[occurs_once][:_KEPT].clone()
     return kept
 
 

@@ -177,30 +177,33 @@ class FittedTable:
             warnings.simplefilter("always", FFCPWarning)
             columns = {}
             if usable.any():
-                given = {} if groups is None else {"groups": groups[usable]}
+                groups = None if groups is None else groups[usable]
                 rows = x[torch.from_numpy(usable)]
-                columns = self._columns(rows, self._level(alpha), given, first_row)
+                columns = self._columns(rows, self._level(alpha), groups, first_row)
         messages = [str(warning.message) for warning in caught if warning.category is FFCPWarning]
         names = ("prediction", "labels", "size") if about.classes else ("prediction", *_ENDS)
         numbers = {"size": "Int64"} if about.classes else dict.fromkeys(names, float)
         table = pd.DataFrame(columns, np.flatnonzero(usable), names)
         table = table.reindex(range(len(frame))).astype(numbers).set_axis(frame.index)
         table["reason"] = reasons
-        wanted = [end for end in _ENDS if end in columns and about.side in (end, "both", "each")]
-        why = next((one for one in messages if "infinite" in one), "too few calibration rows")
-        table.loc[usable & np.isinf(table[wanted]).any(axis=1), "reason"] = why
+        finite = [end for end in _ENDS if end in columns and about.side in (end, "both", "each")]
+        infinite = usable & np.isinf(table[finite]).any(axis=1)
+        why = [message for message in messages if "infinite" in message]
+        table.loc[infinite, "reason"] = why[0] if why else "too few calibration rows"
         return Predicted(table, remarks + messages)
 
     def _columns(
-        self, x: Tensor, alpha: Fraction, given: dict[str, Any], first_row: int
+        self, x: Tensor, alpha: Fraction, groups: Array | None, first_row: int
     ) -> dict[str, Any]:
+        """Return the new columns of rows that can be predicted."""
         about = self.about
+        options = {} if groups is None else {"groups": groups}
         if about.classes:
-            sets = self.predictor.predict_set(x, alpha, first_row=first_row, **given)
+            sets = self.predictor.predict_set(x, alpha, first_row=first_row, **options)
             labels = sets.labels
             words = [evaluation.joined(row) for row in labels]
             return {"prediction": [row[0] for row in labels], "labels": words, "size": sets.sizes}
-        interval = self.predictor.predict_interval(x, alpha, **given)
+        interval = self.predictor.predict_interval(x, alpha, **options)
         columns: dict[str, Any] = {}
         for name in ("prediction", *_ENDS):
             units = getattr(interval, name).double().flatten().numpy()
@@ -220,11 +223,11 @@ class FittedTable:
 
         Then the reasons why rows cannot be predicted, ``""`` for those that can, and remarks.
         """
-        parts = [columns.encode(frame, is_first) for columns in self.columns]
-        reasons = parts[0].reasons
-        for part in parts[1:]:
-            reasons = np.where(reasons == "", part.reasons, reasons)
-        remarks = dict.fromkeys(remark for part in parts for remark in part.remarks)
+        encoded = [columns.encode(frame, is_first) for columns in self.columns]
+        reasons = encoded[0].reasons
+        for other in encoded[1:]:
+            reasons = np.where(reasons == "", other.reasons, reasons)
+        remarks = dict.fromkeys(remark for rows in encoded for remark in rows.remarks)
         groups = None
         if self.about.group is not None:
             groups = targets.groups(frame, self.about.group)
@@ -232,7 +235,7 @@ class FittedTable:
             for row in np.flatnonzero(unknown & (reasons == "")):
                 name = cells.quoted(groups[row])
                 reasons[row] = f"{self.about.group}: group {name} has no calibration rows"
-        return torch.cat([part.x for part in parts], dim=1), groups, reasons, list(remarks)
+        return torch.cat([rows.x for rows in encoded], dim=1), groups, reasons, list(remarks)
 
     def predict_file(
         self, table: str | Path, out: str | Path, alpha: Any = None, rows: int = table_io.CHUNK
@@ -287,16 +290,16 @@ class FittedTable:
             A column of groups to report by; by default that of the fit.
         """
         alpha = self._level(alpha, confidence_level, **unknown)
-        known, target, remarks = self._labelled(table)
-        predicted = self.predicted(known, alpha)
-        x = self._encode(known, is_first=False)[0]
+        frame, target, remarks = self._labelled(table)
+        predicted = self.predicted(frame, alpha)
+        x = self._encode(frame, is_first=False)[0]
         share = fit_rows.share(self.row_hashes, fit_rows.hashes(x, self._in_units(target)))
         if share >= fit_rows.MOST_OF_THEM:
             of_fit = f"about {100 * share:.0f} % of these rows trained or calibrated this fit"
             remarks.append(f"{of_fit}: their coverage says little about new rows")
         for remark in remarks + predicted.remarks:
             warnings.warn(remark, FFCPWarning, stacklevel=2)
-        measured = evaluation.measure(self, predicted.columns, target.values, known, alpha, group)
+        measured = evaluation.measure(self, predicted.columns, target.values, frame, alpha, group)
         return replace(measured, seen=share)
 
     def _in_units(self, target: Target) -> Tensor:
@@ -310,20 +313,20 @@ class FittedTable:
         """Return the rows of a table whose target is known, their targets, and remarks."""
         frame, name = _frame(table), self.about.target
         target = targets.read(frame, name, self.about.classes)
-        has = target.known
-        if not has.any():
-            given = [word for word in cells.words(frame[name]) if word]
-            first = f": {cells.quoted(given[0])} is not a number" if given else ""
+        known = target.known
+        if not known.any():
+            words = [word for word in cells.words(frame[name]) if word]
+            first = f": {cells.quoted(words[0])} is not a number" if words else ""
             raise TableError(f"no row has a target {name!r} to check against{first}")
         remarks = []
-        if not has.all():
-            remarks.append(f"{int((~has).sum())} rows have no target {name!r}: left out")
-        known = target.some(has)
-        others = known.values[~np.isin(known.values.astype(str), self.about.classes)]
+        if not known.all():
+            remarks.append(f"{int((~known).sum())} rows have no target {name!r}: left out")
+        target = target.take(known)
+        others = target.values[~np.isin(target.values.astype(str), self.about.classes)]
         if self.about.classes and len(others):
             new = f"{len(others)} rows have a label that no training row has, like {others[0]!r}"
             remarks.append(f"{new}: only sets that hold {LabelSet.OTHER!r} cover them")
-        return frame[has], known, remarks
+        return frame[known], target, remarks
 
     def watch(self, table: Any, alpha: Any = None, time: str | None = None) -> Monitor | None:
         """Test for drift: whether rows with known targets are like the calibration rows.
@@ -347,8 +350,7 @@ class FittedTable:
             ``side="each"``. Rows that cannot be predicted are left out.
         """
         about = self.about
-        compared = not about.folds and (time is not None or about.side != "each")
-        if not compared:
+        if about.folds or (time is None and about.side == "each"):
             return None
         frame, target, _ = self._labelled(table)
         x, groups, reasons, _ = self._encode(frame)
@@ -362,8 +364,8 @@ class FittedTable:
             raise TableError(f"no row can be predicted, to test for drift; the first: {first}")
         monitor = Monitor(self.predictor, self._level(alpha), seed=about.seed)
         rows = torch.from_numpy(order)
-        of_each = None if groups is None else groups[order]
-        return monitor.update(x[rows], self._in_units(target)[rows], groups=of_each)
+        groups = None if groups is None else groups[order]
+        return monitor.update(x[rows], self._in_units(target)[rows], groups=groups)
 
     def still_covers(self, measured: Measured, alpha: Any = None) -> float:
         """Return the probability of coverage this low without drift: a p-value.
@@ -408,6 +410,7 @@ class FittedTable:
 
 
 def _frame(table: Any) -> pd.DataFrame:
+    """Return a whole table as a frame, read if it is a file."""
     table = table_io.as_given(table)
     return table_io.named(table) if isinstance(table, pd.DataFrame) else table_io.read(table)
 

@@ -17,16 +17,7 @@ from torch import Tensor, nn
 import ffcp
 from ffcp.conformal.rank import requested_alpha
 from ffcp.regression.cross_conformal import CrossConformal
-from ffcp.tables import (
-    cells,
-    decisions,
-    evaluation,
-    fit_rows,
-    report,
-    splitting,
-    table_io,
-    targets,
-)
+from ffcp.tables import cells, decisions, evaluation, fit_rows, report, splitting, table_io, targets
 from ffcp.tables import columns as table_columns
 from ffcp.tables.columns import Columns
 from ffcp.tables.errors import TableError
@@ -110,22 +101,22 @@ def fit(
     _check_support(goal, side, support)
     groups = None if group is None else targets.groups(frame, group)
     rows, order = _rows(frame, goal, groups, time, minutes * 60, alpha, seed, notes)
-    goal = goal.some(rows)
-    known = frame.iloc[rows].reset_index(drop=True)
-    known = cells.read_once(known, but=group)  # groups are strings: "007" and "7" differ
+    goal = goal.take(rows)
+    frame = frame.iloc[rows].reset_index(drop=True)
+    frame = cells.read_once(frame, but=group)  # groups are strings: "007" and "7" differ
     crossing = not goal.classes and group is None and time is None and side != "each"
-    most = splitting.most_rows(known.shape[1], minutes * 60)
+    most = splitting.most_rows(frame.shape[1], minutes * 60)
     groups = None if groups is None else groups[rows]
-    division = splitting.divide(
-        len(known), alpha, seed, crossing=crossing, order=order, most=most, groups=groups
+    split = splitting.divide(
+        len(frame), alpha, seed, crossing=crossing, order=order, most=most, groups=groups
     )
-    goal = goal.with_classes_of(np.concatenate([division.train, division.stop]))
-    work = _Work(known, goal, division, support, side, alpha, seed, minutes * 60, progress)
+    goal = goal.with_classes_of(np.concatenate([split.train, split.stop]))
+    run = _FitRun(frame, goal, split, support, side, alpha, seed, minutes * 60, progress)
     with torch.random.fork_rng(), warnings.catch_warnings():
         torch.manual_seed(seed)  # for code without its own generator
         warnings.simplefilter("ignore", FFCPWarning)  # see the decisions and the report
-        predictor = work.split(groups) if division.folds is None else work.cross(division.folds)
-    notes += decisions.decided(work.columns[0], goal, division, predictor, alpha, groups)
+        predictor = run.fit_parts(groups) if split.folds is None else run.fit_folds(split.folds)
+    notes += decisions.decided(run.columns[0], goal, split, predictor, alpha, groups)
     about = About(
         version=ffcp.__version__,
         source=source,
@@ -138,33 +129,34 @@ def fit(
         groups=() if groups is None else tuple(sorted(predictor.calibration.groups)),
         time=time,
         seed=seed,
-        centre=work.centre,
-        scale=work.scale,
-        rows=division.counts(None if division.folds is not None else len(predictor.calibration)),
-        folds=0 if division.folds is None else len(work.networks),
-        method=decisions.method(predictor, work.scale),
-        guarantee=decisions.guarantee(predictor, alpha, group, time, division.folds),
-        training=tuple(work.training),
+        centre=run.centre,
+        scale=run.scale,
+        rows=split.counts(None if split.folds is not None else len(predictor.calibration)),
+        folds=0 if split.folds is None else len(run.networks),
+        method=decisions.method(predictor, run.scale),
+        guarantee=decisions.guarantee(predictor, alpha, group, time, split.folds),
+        training=tuple(run.training),
         decisions=tuple(notes),
         tested=None,
     )
-    used = np.concatenate([division.train, division.stop, division.calibrate])
-    x = torch.cat(work.inputs, dim=1)
-    hashes = fit_rows.hashes(x, goal.tensor(work.centre, work.scale))
+    used = np.concatenate([split.train, split.stop, split.calibrate])
+    hashes = fit_rows.hashes(torch.cat(run.inputs, dim=1), goal.tensor(run.centre, run.scale))
     hashes = fit_rows.keep(hashes, used)
-    fitted = FittedTable(about, work.columns, work.networks, predictor, hashes)
+    fitted = FittedTable(about, run.columns, run.networks, predictor, hashes)
     progress("testing", 1.0)
-    return _tested(fitted, known, goal, division.test)
+    _test(fitted, frame, goal, split.test)
+    return fitted
 
 
 def _read(table: Any) -> tuple[pd.DataFrame, str]:
+    """Return a table as a frame, and the name of its source."""
     table = table_io.as_given(table)
     is_frame = isinstance(table, pd.DataFrame)
     # One row is enough, and reading all of a table that is too wide would take long.
-    wide = (table if is_frame else next(table_io.parts(table, rows=1))[0]).shape[1]
-    if wide > table_columns.MOST:
+    columns = (table if is_frame else next(table_io.parts(table, rows=1))[0]).shape[1]
+    if columns > table_columns.MOST:
         limit = f"at most {table_columns.MOST:,}: leave out some"
-        raise TableError(f"the table has {wide:,} columns, expected {limit}")
+        raise TableError(f"the table has {columns:,} columns, expected {limit}")
     if is_frame:
         return table_io.named(table).reset_index(drop=True), "a frame"
     return table_io.read(table), Path(table).name
@@ -214,26 +206,30 @@ def _rows(
     order = None if time is None else targets.times(frame.iloc[rows], time).argsort(kind="stable")
     most = splitting.rows_in_time(frame.shape[1], seconds, alpha)
     if len(rows) > most:
-        how = "drawn at random" if order is None else f"the last in order of {time!r}"
+        is_used = np.arange(len(rows)) >= len(rows) - most  # the last rows of an order
+        if order is None:
+            how = "drawn at random"
+            shuffled = np.random.default_rng(seed).permutation(len(rows))
+            if groups is not None:
+                is_used |= splitting.first_of_groups(groups[rows][shuffled][::-1], alpha)[::-1]
+            used = np.sort(shuffled[is_used])
+        else:
+            how = f"the last in order of {time!r}"
+            used = np.sort(order[is_used])
+            order = np.searchsorted(used, order[is_used])
         limit = f"{seconds / 60:g} minutes allow no more"
-        last = np.random.default_rng(seed).permutation(len(rows)) if order is None else order
-        is_taken = np.arange(len(rows)) >= len(rows) - most
-        if groups is not None and order is None:
-            is_taken |= splitting.first_of_groups(groups[rows][last][::-1], alpha)[::-1]
-        taken = np.sort(last[is_taken])
-        notes.append(f"{len(taken):,} of {len(rows):,} rows are used, {how}: {limit}")
-        order = None if order is None else np.searchsorted(taken, order[is_taken])
-        rows = rows[taken]
+        notes.append(f"{len(used):,} of {len(rows):,} rows are used, {how}: {limit}")
+        rows = rows[used]
     return rows, order
 
 
 @dataclass
-class _Work:
+class _FitRun:
     """The state of one fit: its rows, and the networks, each with columns and inputs."""
 
     frame: pd.DataFrame
     goal: Target
-    division: RowSplit
+    split: RowSplit
     support: tuple[float | None, float | None]
     side: str
     alpha: float
@@ -247,25 +243,24 @@ class _Work:
     centre: float = 0.0
     scale: float = 1.0
 
-    def split(self, groups: Array | None) -> Any:
+    def fit_parts(self, groups: Array | None) -> Any:
         """Return a predictor trained on some rows and calibrated on others."""
-        parts = self.division
-        learned = np.concatenate([parts.train, parts.stop])
-        self.centre, self.scale = self.goal.units(learned)
+        rows = self.split
+        self.centre, self.scale = self.goal.units(np.concatenate([rows.train, rows.stop]))
         y = self.goal.tensor(self.centre, self.scale)
-        network = self._train("training", learned, parts.train, parts.stop, y)
+        network = self._train("training", rows.train, rows.stop, y)
         self.networks.append(network)
         self.progress("calibrating", 1.0)
         predictor = self._predictor(network)
-        x, calibrate = self.inputs[0], parts.calibrate
+        x = self.inputs[0]
         if hasattr(predictor, "fit"):  # learns from training rows, too
             most = splitting.most_rows(self.frame.shape[1], self.seconds)
-            some = np.random.default_rng(self.seed).permutation(parts.train)[:most]
-            predictor.fit(x[some], y[some], disjoint=True)
-        of_each = None if groups is None else groups[calibrate]
-        return predictor.calibrate(x[calibrate], y[calibrate], groups=of_each)
+            drawn = np.random.default_rng(self.seed).permutation(rows.train)[:most]
+            predictor.fit(x[drawn], y[drawn], disjoint=True)
+        groups = None if groups is None else groups[rows.calibrate]
+        return predictor.calibrate(x[rows.calibrate], y[rows.calibrate], groups=groups)
 
-    def cross(self, folds: Array) -> Any:
+    def fit_folds(self, folds: Array) -> Any:
         """Return a cross-conformal predictor: each network is trained without one fold.
 
         Its columns, units and early stopping do not use the fold either.
@@ -277,26 +272,20 @@ class _Work:
             shuffled = np.random.default_rng([self.seed, fold]).permutation(rows)
             stop, train_rows = np.split(shuffled, [max(2, len(rows) // 6)])
             units = self.goal.units(rows)
-            what = f"training network {fold + 1} of {count}"
+            step = f"training network {fold + 1} of {count}"
             y = self.goal.tensor(*units)
             start = sum(x.shape[1] for x in self.inputs)
-            network = self._train(what, rows, train_rows, stop, y, fold, count)
+            network = self._train(step, train_rows, stop, y, fold, count)
             self.networks.append(Placed(network, start, *units).eval())
         predictor = CrossConformal(self.networks, folds, side=self.side, batch_size=BATCH)
         return predictor.calibrate(torch.cat(self.inputs, dim=1), self.goal.values)
 
     def _train(
-        self,
-        what: str,
-        learned: Array,
-        rows: Array,
-        stop: Array,
-        y: Tensor,
-        fold: int = 0,
-        count: int = 1,
+        self, step: str, rows: Array, stop: Array, y: Tensor, fold: int = 0, count: int = 1
     ) -> TableNetwork:
         """Return a network, trained in its share of the time, after learning the columns."""
-        columns = table_columns.learn(self.frame.iloc[np.sort(learned)], self.goal.name)
+        learned = np.sort(np.concatenate([rows, stop]))
+        columns = table_columns.learn(self.frame.iloc[learned], self.goal.name)
         x = columns.encode(self.frame).x
         has_quantiles = count == 1 and not self.goal.classes  # folds do not use them
         network = TableNetwork.for_rows(
@@ -305,33 +294,33 @@ class _Work:
             outputs=max(1, len(self.goal.classes)),
             y=y[rows] if has_quantiles else None,
         )
-        given = (network, x[rows], y[rows], x[stop], y[stop])
-        seconds, seed = self.seconds / count, self.seed + fold
-        progress = functools.partial(self.progress, what)
-        self.training.append(train(*given, seconds=seconds, seed=seed, progress=progress))
+        training = train(
+            network, x[rows], y[rows], x[stop], y[stop], seconds=self.seconds / count,
+            seed=self.seed + fold, progress=functools.partial(self.progress, step),
+        )  # fmt: skip
+        self.training.append(training)
         self.columns.append(columns)
         self.inputs.append(x)
         return network
 
     def _predictor(self, network: nn.Module) -> Any:
         """Return the uncalibrated predictor of intervals or of label sets."""
-        given: Any = {"selection_alpha": self.alpha, "seed": self.seed, "batch_size": BATCH}
+        options: Any = {"selection_alpha": self.alpha, "seed": self.seed, "batch_size": BATCH}
         if self.goal.classes:
             names = list(self.goal.classes)
-            return ffcp.SetPredictor(network, "auto", names=names, other_labels=True, **given)
+            return ffcp.SetPredictor(network, "auto", names=names, other_labels=True, **options)
         # Rounded as targets are, so that a target at the end of the support is not outside.
         units = [None if end is None else (end - self.centre) / self.scale for end in self.support]
         support = tuple(None if end is None else float(np.float32(end)) for end in units)
-        return ffcp.Auto(network, quantiles=QUANTILES, side=self.side, support=support, **given)
+        return ffcp.Auto(network, quantiles=QUANTILES, side=self.side, support=support, **options)
 
 
-def _tested(fitted: FittedTable, frame: pd.DataFrame, goal: Target, rows: Array) -> FittedTable:
-    """Return the fit with its test results, if there are test rows, and its report."""
+def _test(fitted: FittedTable, frame: pd.DataFrame, goal: Target, rows: Array) -> None:
+    """Add the test results to the fit, if there are test rows, and its report."""
     predictions, y = None, goal.values[rows]
     if len(rows):
-        some = frame.iloc[rows]
-        predictions = fitted.predicted(some).columns
-        tested = evaluation.measure(fitted, predictions, y, some, fitted.about.alpha)
+        test = frame.iloc[rows]
+        predictions = fitted.predicted(test).columns
+        tested = evaluation.measure(fitted, predictions, y, test, fitted.about.alpha)
         fitted.about = replace(fitted.about, tested=tested)
     fitted.report = report.page(fitted, predictions, y)
-    return fitted

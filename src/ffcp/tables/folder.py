@@ -35,8 +35,9 @@ def must_be_free(folder: str | Path, *, force: bool) -> None:
     if not folder.is_dir():
         raise TableError(f"{folder} is a file: name a new folder")
     names = [file.name for file in folder.iterdir() if not file.name.startswith(".")]
-    own = (MANIFEST, REPORT)
-    foreign = [name for name in names if name not in own and not name.startswith(_OURS)]
+    foreign = [
+        name for name in names if name not in (MANIFEST, REPORT) and not name.startswith(_OURS)
+    ]
     if foreign:
         raise TableError(f"{folder} has other files ({foreign[0]!r}): name another folder")
     if MANIFEST in names and not force:
@@ -60,11 +61,11 @@ def must_be_writable(folder: str | Path) -> None:
     and removed, as another fit may be writing to it.
     """
     folder = Path(folder)
-    nearest = next(one for one in (folder, *folder.parents) if one.exists())
+    nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
     try:
-        place = files.temporary(nearest / MANIFEST)
-        place.touch()
-        place.unlink()
+        probe = files.temporary(nearest / MANIFEST)
+        probe.touch()
+        probe.unlink()
     except OSError as error:
         reason = f"{folder} cannot be written ({error.strerror}: {nearest})"
         raise TableError(f"{reason}: name another folder by --out") from error
@@ -74,7 +75,7 @@ def save(fitted: Any, folder: str | Path, *, force: bool = False) -> Path:
     """Write a :class:`ffcp.tables.FittedTable` to a folder."""
     folder = Path(folder)
     must_be_free(folder, force=force)
-    created = [one for one in (folder, *folder.parents) if not one.exists()]
+    created = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(folder / _LOCK):
@@ -83,9 +84,9 @@ def save(fitted: Any, folder: str | Path, *, force: bool = False) -> Path:
     except BaseException:
         with contextlib.suppress(Exception):  # the first error is the one to raise
             _remove_others(folder)
-            for one in created:
-                (one / _LOCK).unlink(missing_ok=True)
-                one.rmdir()  # unless it holds something
+            for new in created:
+                (new / _LOCK).unlink(missing_ok=True)
+                new.rmdir()  # unless it holds something
         raise
     return folder
 
@@ -103,9 +104,8 @@ def _write(fitted: Any, folder: Path) -> None:
         names["calibration"] = _put(folder, "calibration", scratch.read_bytes())
     finally:
         scratch.unlink(missing_ok=True)
-    networks = [
-        getattr(one, "network", one) for one in fitted.networks
-    ]  # those of folds are wrapped
+    # The networks of folds are wrapped.
+    networks = [getattr(network, "network", network) for network in fitted.networks]
     content = {
         "about": asdict(fitted.about),
         "columns": [columns.to_json() for columns in fitted.columns],
@@ -129,6 +129,7 @@ def _remove_others(folder: Path) -> None:
 
 
 def _put(folder: Path, kind: str, data: bytes) -> str:
+    """Write a file of the fit, and return its name, which holds its checksum."""
     name = f"{kind}-{digest(data)[:32]}.safetensors"
     files.put(folder / name, data)
     return name

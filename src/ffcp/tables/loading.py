@@ -59,7 +59,7 @@ def _load(folder: Path) -> FittedTable:
     if checksum(content) != manifest["checksum"]:
         raise ValueError(f"{MANIFEST} was changed: its checksum differs")
     about: About = files.rebuilt(About, content["about"])
-    columns = [Columns.from_json(one) for one in content["columns"]]
+    columns = [Columns.from_json(saved) for saved in content["columns"]]
     shapes: tuple[Shape, ...] = files.rebuilt(tuple[Shape, ...], content["shapes"])
     if len(columns) != max(1, about.folds):
         raise ValueError("expected one list of columns for each network")
@@ -77,6 +77,7 @@ def _load(folder: Path) -> FittedTable:
 
 
 def _checked(folder: Path, names: Any, kind: str) -> bytes:
+    """Return the bytes of a file of the fit, whose name holds its checksum."""
     name = names[kind]
     if not isinstance(name, str) or Path(name).name != name or not name.startswith(f"{kind}-"):
         raise ValueError(f"{MANIFEST} does not name a file of {kind!r}")
@@ -93,14 +94,13 @@ def _networks(
     from safetensors.torch import load as from_bytes
 
     networks = nn.ModuleList()
-    start = 0
-    for own, shape in zip(columns, shapes, strict=True):
-        outputs = max(1, len(about.classes))
-        if (shape.numbers, shape.flags, shape.outputs) != (own.numbers, own.flags, outputs):
+    start, outputs = 0, max(1, len(about.classes))
+    for inputs, shape in zip(columns, shapes, strict=True):
+        if (shape.numbers, shape.flags, shape.outputs) != (inputs.numbers, inputs.flags, outputs):
             raise ValueError("the 'shapes' of the networks do not match the columns")
         network = TableNetwork.of_shape(shape)
         networks.append(Placed(network, start, 0.0, 1.0) if about.folds else network)
-        start += own.numbers + own.flags
+        start += inputs.numbers + inputs.flags
     try:
         tensors: dict[str, Tensor] = from_bytes(data)
         rows = tensors.pop("seen")

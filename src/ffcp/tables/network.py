@@ -74,22 +74,23 @@ class QuantileHead(nn.Module):
         middle = y.median()
         spread = (y - middle).abs().mean() or torch.ones(())  # all targets may be equal
         for bend in _BENDS:
-            drawn = ((y - middle) * bend / spread).asinh()
-            if _kurtosis(drawn) <= _KURTOSIS:
+            transformed = ((y - middle) * bend / spread).asinh()
+            if _kurtosis(transformed) <= _KURTOSIS:
                 break
-        return cls((float(middle), float(spread) / bend, float(drawn.std(correction=0)) or 1.0))
+        deviation = float(transformed.std(correction=0)) or 1.0
+        return cls((float(middle), float(spread) / bend, deviation))
 
-    def drawn(self, y: Tensor) -> Tensor:
+    def transform(self, y: Tensor) -> Tensor:
         """Return transformed targets, as members learn them."""
         middle, unit, deviation = self.bend
-        drawn: Tensor = ((y - middle) / unit).asinh() / deviation
-        return drawn
+        transformed: Tensor = ((y - middle) / unit).asinh() / deviation
+        return transformed
 
-    def forward(self, drawn: Tensor) -> Tensor:
+    def forward(self, transformed: Tensor) -> Tensor:
         """Return quantiles of the target, (n, knots), from those of transformed targets."""
         middle, unit, deviation = self.bend
-        drawn = (drawn * deviation).clamp(-_LARGEST, _LARGEST)
-        quantiles: Tensor = drawn.sinh() * unit + middle
+        scaled = (transformed * deviation).clamp(-_LARGEST, _LARGEST)
+        quantiles: Tensor = scaled.sinh() * unit + middle
         return quantiles
 
 
@@ -154,10 +155,10 @@ class TableNetwork(nn.Module):
             network.quantiles = QuantileHead.of(y)
             # Squared errors of a few outliers would dominate the gradient.
             network.is_led_by_quantiles = _kurtosis(y.double()) > _KURTOSIS
-            drawn = network.quantiles.drawn(y[: 2**20]).double()
+            transformed = network.quantiles.transform(y[: 2**20]).double()
             with torch.no_grad():
                 network.spread.weight.zero_()
-                network.spread.bias.copy_(unordered(torch.quantile(drawn, KNOTS)[None]))
+                network.spread.bias.copy_(unordered(torch.quantile(transformed, KNOTS)[None]))
         return network
 
     @classmethod
@@ -169,11 +170,14 @@ class TableNetwork(nn.Module):
     def members(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the members' outputs, (n, members, outputs), and their raw quantiles, if any."""
         numbers = self.shape.numbers
-        parts = [] if self.embed is None else [self.embed(x[:, :numbers]).flatten(1)]
-        hidden = self.backbone(self.view(torch.cat([*parts, x[:, numbers:]], dim=1)))
+        inputs = x[:, numbers:]
+        if self.embed is not None:
+            inputs = torch.cat([self.embed(x[:, :numbers]).flatten(1), inputs], dim=1)
+        hidden = self.backbone(self.view(inputs))
         raw = self.spread(hidden) if self.shape.has_quantiles else None
-        alone = self.training and self.is_led_by_quantiles
-        return self.output(hidden.detach() if alone else hidden), raw
+        if self.training and self.is_led_by_quantiles:
+            hidden = hidden.detach()
+        return self.output(hidden), raw
 
     def means(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the means over the members: (n, outputs), and transformed quantiles, if any."""
@@ -182,27 +186,30 @@ class TableNetwork(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the mean over the members, mixed with the trees, shape (n, outputs)."""
-        mean, drawn = self.means(x)
-        if drawn is None:
+        mean, quantiles = self.means(x)
+        if quantiles is None:
             return mean
         if self.trees is not None:
-            (other, quantiles), share = self.trees(x), self.trees.share
-            mean = mean.lerp(other.to(mean.dtype), share[0].to(mean.dtype))
-            drawn = drawn.lerp(quantiles.to(drawn.dtype), share[1].to(drawn.dtype))
-        self.quantiles(drawn)  # users read the output of this layer
+            (tree_mean, tree_quantiles), share = self.trees(x), self.trees.share
+            mean = mean.lerp(tree_mean.to(mean.dtype), share[0].to(mean.dtype))
+            dtype = quantiles.dtype
+            quantiles = quantiles.lerp(tree_quantiles.to(dtype), share[1].to(dtype))
+        self.quantiles(quantiles)  # users read the output of this layer
         return mean
 
     @torch.no_grad()
     def join(self, trees: TargetTrees, x: Tensor, y: Tensor) -> None:
         """Add trees, with the shares in mean and quantiles that are best on validation rows."""
-        pairs = [self.eval().means(rows) for rows in x.split(_ROWS)]
-        mean, drawn = (torch.cat([one for one in part if one is not None]).double()
-                       for part in zip(*pairs, strict=True))  # fmt: skip
-        other, quantiles = trees(x)
-        target = self.quantiles.drawn(y)[:, None].double()
-        errors = [float((mean.lerp(other, s) - y[:, None]).square().mean()) for s in _SHARES]
-        losses = [float(pinball(target - drawn.lerp(quantiles, s)).mean()) for s in _SHARES]
-        best = [_SHARES[each.index(min(each))] for each in (errors, losses)]
+        parts = [self.eval().means(rows) for rows in x.split(_ROWS)]
+        mean = torch.cat([means for means, _ in parts]).double()
+        quantiles = torch.cat([part for _, part in parts if part is not None]).double()
+        tree_mean, tree_quantiles = trees(x)
+        y, target = y[:, None], self.quantiles.transform(y)[:, None].double()
+        errors = [float((mean.lerp(tree_mean, s) - y).square().mean()) for s in _SHARES]
+        losses = [
+            float(pinball(target - quantiles.lerp(tree_quantiles, s)).mean()) for s in _SHARES
+        ]
+        best = [_SHARES[errors.index(min(errors))], _SHARES[losses.index(min(losses))]]
         trees.share.copy_(torch.tensor(best))
         self.trees, self.shape = trees, replace(self.shape, trees=trees.sizes)
 
@@ -221,8 +228,8 @@ def _edges(numbers: Tensor) -> list[Tensor]:
     edges = []
     for block in numbers.T.split(64):
         for column in torch.from_numpy(np.quantile(block.numpy(), steps, axis=1)).T:
-            places = column.unique()
-            edges.append(places if len(places) > 1 else torch.stack([places[0], places[0] + 1]))
+            ends = column.unique()
+            edges.append(ends if len(ends) > 1 else torch.stack([ends[0], ends[0] + 1]))
     return edges
 
 
@@ -248,8 +255,8 @@ class Placed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the prediction in float64, shape (n, 1)."""
         shape = self.network.shape
-        own = x[:, self.start : self.start + shape.numbers + shape.flags]
-        output: Tensor = self.network(own).double() * self.units[1] + self.units[0]
+        columns = x[:, self.start : self.start + shape.numbers + shape.flags]
+        output: Tensor = self.network(columns).double() * self.units[1] + self.units[0]
         return output
 
     def extra_repr(self) -> str:

@@ -27,25 +27,26 @@ def page(fitted: FittedTable, predictions: pd.DataFrame | None, y: np.ndarray[An
         number=lambda value: "" if value is None else number(value),
         percent=lambda share: f"{share:.1%}",
     )
-    about, given = fitted.about, dict[str, Any]()
+    about = fitted.about
+    results: dict[str, Any] = {}
     if predictions is not None and about.tested is not None:
-        has = predictions["prediction"].notna().to_numpy()
-        given = {
+        predicted = predictions["prediction"].notna().to_numpy()
+        results = {
             "by_column": sorted(about.tested.columns, key=lambda part: part.coverage),
             "size": "mean size" if about.classes else "mean length",
         }
         if about.classes:
-            sizes = predictions["size"][has].astype(int)
-            given["sizes"] = sizes.value_counts().sort_index().items()
+            sizes = predictions["size"][predicted].astype(int)
+            results["sizes"] = sizes.value_counts().sort_index().items()
         else:
-            given["picture"] = _picture(predictions[has], y[has])
+            results["picture"] = _picture(predictions[predicted], y[predicted])
     choice = decisions.chosen(fitted.predictor, about.scale)
     return environment.get_template("report.html.j2").render(
         about=about,
         columns=fitted.columns[0],
         training=training_summary(about.training),
         choice=None if choice is None else choice._repr_html_(),
-        **given,
+        **results,
     )
 
 
@@ -55,11 +56,11 @@ def _picture(intervals: pd.DataFrame, y: np.ndarray[Any, Any]) -> dict[str, Any]
     rows = np.argsort(ends[:, 1], kind="stable")
     rows = rows[np.unique(np.linspace(0, len(rows) - 1, min(_SHOWN, len(rows))).astype(int))]
     shown = np.column_stack([ends[rows], y[rows].astype(np.float64)])
-    every = shown[np.isfinite(shown)]
-    margin = 0.04 * np.ptp(every)
+    finite = shown[np.isfinite(shown)]
+    margin = 0.04 * np.ptp(finite)
     if margin == 0:
         return None
-    low, high = float(every.min() - margin), float(every.max() + margin)
+    low, high = float(finite.min() - margin), float(finite.max() + margin)
     hits = (shown[:, 0] <= shown[:, 3]) & (shown[:, 3] <= shown[:, 2])
     places = (high - np.clip(shown, low, high)) / (high - low)
     ticks = [((high - tick) / (high - low), number(tick)) for tick in _axis(low, high)]

@@ -40,19 +40,19 @@ class RowSplit:
 
     def counts(self, calibrated: int | None = None) -> dict[str, int]:
         """Return the number of rows of each part; some calibration rows may select the method."""
-        given = len(self.calibrate)
-        own = given if calibrated is None else calibrated
-        counts = {
-            "training": len(self.train),
-            "early stopping": len(self.stop),
-            "method selection": given - own,
-            "calibration": own,
-            "test": len(self.test),
-        }
         if self.folds is not None:
             left_out = int((self.folds < 0).sum())
             inside = len(self.train) - left_out
             counts = {"training and calibration in folds": inside, "training only": left_out}
+        else:
+            calibrated = len(self.calibrate) if calibrated is None else calibrated
+            counts = {
+                "training": len(self.train),
+                "early stopping": len(self.stop),
+                "method selection": len(self.calibrate) - calibrated,
+                "calibration": calibrated,
+                "test": len(self.test),
+            }
         return {name: count for name, count in counts.items() if count}
 
 
@@ -63,21 +63,12 @@ def rows_in_time(columns: int, seconds: float, alpha: Any) -> int:
     (18100000, 60333, 733)
     """
     in_time = _PREPARED * (seconds + _AT_LEAST) / columns
-    return max(4 * _enough(alpha), int(min(1e9, in_time)))
+    return max(4 * _least_calibration(alpha), int(min(1e9, in_time)))
 
 
-def _enough(alpha: Any) -> int:
+def _least_calibration(alpha: Any) -> int:
     """Return the smallest number of calibration rows in a split."""
     return max(_LEAST, int(_TIMES / exact_alpha(alpha)))
-
-
-def least_rows(alpha: Any) -> int:
-    """Return the smallest number of rows for a finite interval at this level.
-
-    >>> least_rows(0.1)
-    10
-    """
-    return max(10, rows_needed(alpha))
 
 
 def most_rows(columns: int, seconds: float) -> int:
@@ -101,9 +92,9 @@ def first_of_groups(groups: Rows, alpha: Any, quarter: bool = False) -> Rows:
     30
     """
     by_group, enough = pd.Series(groups).groupby(groups), _OF_A_GROUP * rows_needed(alpha)
-    place, size = by_group.cumcount().to_numpy(), by_group.transform("size").to_numpy()
-    marked: Rows = place < (np.minimum(enough, size // 4) if quarter else 4 * enough)
-    return marked
+    number, size = by_group.cumcount().to_numpy(), by_group.transform("size").to_numpy()
+    is_first: Rows = number < (np.minimum(enough, size // 4) if quarter else 4 * enough)
+    return is_first
 
 
 def divide(
@@ -125,16 +116,16 @@ def divide(
     >>> divide(1000, 0.1, 0, crossing=True).counts()
     {'training': 472, 'early stopping': 78, 'calibration': 250, 'test': 200}
     """
-    if rows < least_rows(alpha):
-        needed = f"{least_rows(alpha)} rows with a target"
-        raise TableError(f"'alpha' = {alpha} needs {needed}, got {rows}")
+    needed = max(10, rows_needed(alpha))
+    if rows < needed:
+        raise TableError(f"'alpha' = {alpha} needs {needed} rows with a target, got {rows}")
     shuffled = np.random.default_rng(seed).permutation(rows) if order is None else order
     first = np.zeros(rows, dtype=bool)
     if groups is not None:
         first = first_of_groups(groups[shuffled], alpha, quarter=True)
-    calibrate = min(max(most, _enough(alpha), first.sum()), rows // 4)
+    calibrate = min(max(most, _least_calibration(alpha), first.sum()), rows // 4)
     test = min(most, rows // 5)
-    if crossing and order is None and (rows < _FEW or calibrate < _enough(alpha)):
+    if crossing and order is None and (rows < _FEW or calibrate < _least_calibration(alpha)):
         none = np.empty(0, dtype=np.int64)
         folds = CrossConformal.even_folds(rows, seed).numpy()
         return RowSplit(np.arange(rows), none, none, none, folds)
@@ -144,5 +135,4 @@ def divide(
     if order is None:
         rest = shuffled[~first]
         shuffled = np.concatenate([rest[:train], shuffled[first], rest[train:]])
-    parts = np.split(shuffled, ends)
-    return RowSplit(*(np.sort(part) for part in parts))
+    return RowSplit(*(np.sort(part) for part in np.split(shuffled, ends)))

@@ -84,9 +84,9 @@ def _parquet(path: Path, rows: int) -> Iterator[tuple[pd.DataFrame, Any]]:
 
     try:
         with pq.ParquetFile(path) as file:
-            tables = (pa.Table.from_batches([one]) for one in file.iter_batches(batch_size=rows))
-            empty = file.schema_arrow.empty_table()
-            for table in itertools.chain([next(tables, empty)], tables):
+            tables = (pa.Table.from_batches([part]) for part in file.iter_batches(batch_size=rows))
+            first = next(tables, file.schema_arrow.empty_table())
+            for table in itertools.chain([first], tables):
                 _check_names(table.column_names, path)
                 unnamed = [name for name in table.column_names if _INDEX.fullmatch(name)]
                 kept = table.drop_columns(unnamed) if unnamed else table
@@ -99,11 +99,9 @@ def _parquet(path: Path, rows: int) -> Iterator[tuple[pd.DataFrame, Any]]:
 def _csv(path: Path, rows: int) -> Iterator[pd.DataFrame]:
     dialect = sniff(path)
     decision = f"read as {dialect.encoding}, delimiter {dialect.delimiter!r}"
-    attrs = {
-        "delimiter": dialect.delimiter,
-        "decimal": dialect.decimal,
-        "decisions": [decision + (", decimal commas" if dialect.decimal == "," else "")],
-    }
+    if dialect.decimal == ",":
+        decision += ", decimal commas"
+    signs = {"delimiter": dialect.delimiter, "decimal": dialect.decimal}
     options: dict[str, Any] = {
         "sep": dialect.delimiter,
         "dtype": str,
@@ -117,7 +115,7 @@ def _csv(path: Path, rows: int) -> Iterator[pd.DataFrame]:
             for block in blocks:
                 if not isinstance(block.index, pd.RangeIndex):  # pandas made one of extra cells
                     raise pd.errors.ParserError("in all rows")
-                block.attrs.update(attrs)
+                block.attrs.update(signs, decisions=[decision])
                 yield block.reset_index(drop=True)
     except pd.errors.ParserError as error:
         if "EOF inside string" in str(error):
@@ -141,39 +139,42 @@ def sniff(path: str | Path) -> Dialect:
         with _text(path, encoding) as file:
             lines = list(itertools.islice(file, _LINES))
         delimiter = _delimiter(lines)
-        cells = [row for row in _divided(lines, delimiter) if any(row) or len(row) > 1]
+        rows = [row for row in _split(lines, delimiter) if any(row) or len(row) > 1]
     except (EOFError, OSError, lzma.LZMAError, zipfile.BadZipFile, csv.Error) as error:
         raise TableError(f"{path} cannot be read ({error})") from error
-    if not cells:
+    if not rows:
         raise TableError(f"{path} is empty: expected a line with the names of the columns")
-    _check_names(cells[0], path)
-    skips_blank = len(cells[0]) > 1 or not lines[0].strip()
-    return Dialect(delimiter, encoding, _decimal(cells[1:], delimiter), skips_blank)
+    _check_names(rows[0], path)
+    skips_blank = len(rows[0]) > 1 or not lines[0].strip()
+    return Dialect(delimiter, encoding, _decimal(rows[1:], delimiter), skips_blank)
 
 
-def _divided(lines: list[str], delimiter: str) -> Iterator[list[str]]:
+def _split(lines: list[str], delimiter: str) -> Iterator[list[str]]:
     return csv.reader(lines, delimiter=delimiter, skipinitialspace=True)
 
 
 def _delimiter(lines: list[str]) -> str:
     """Return the sign that splits all lines into the same, and the largest, number of cells."""
-    steady, loose = {}, {}
+    first, every = {}, {}  # the number of cells of the first line; of every line, 1 if they differ
     for sign in _DELIMITERS + _RARER:
         with contextlib.suppress(csv.Error):  # a cell is longer than the limit of csv
-            widths = [len(row) for row in _divided(lines, sign) if row] or [1]
-            loose[sign] = widths[0]
-            steady[sign] = widths[0] if len(set(widths)) == 1 and len(lines) > 1 else 1
-    for signs, widths_of in ((_DELIMITERS, steady), (_DELIMITERS, loose), (_RARER, steady)):
-        best = max(signs, key=lambda sign: widths_of.get(sign, 1))
-        if widths_of.get(best, 1) > 1:
+            widths = [len(row) for row in _split(lines, sign) if row] or [1]
+            agree = len(set(widths)) == 1 and len(lines) > 1
+            first[sign], every[sign] = widths[0], widths[0] if agree else 1
+    for signs, cells in ((_DELIMITERS, every), (_DELIMITERS, first), (_RARER, every)):
+        best = max(signs, key=lambda sign: cells.get(sign, 1))
+        if cells.get(best, 1) > 1:
             return best
     return ","
 
 
 def _decimal(rows: list[list[str]], delimiter: str) -> str:
-    cells = [] if delimiter == "," else [cell.strip() for row in rows for cell in row]
-    commas = any(_DECIMAL_COMMA.match(cell) for cell in cells)
-    return "," if commas and not any(_DECIMAL_POINT.match(cell) for cell in cells) else "."
+    """Return the decimal sign: a comma if some cells need one, and none has a decimal point."""
+    if delimiter == ",":
+        return "."
+    cells = [cell.strip() for row in rows for cell in row]
+    has_commas = any(_DECIMAL_COMMA.match(cell) for cell in cells)
+    return "," if has_commas and not any(_DECIMAL_POINT.match(cell) for cell in cells) else "."
 
 
 def _encoding(path: Path) -> str:
@@ -192,21 +193,22 @@ def _encoding(path: Path) -> str:
             f"{path} is not a text file: save it as CSV in UTF-8, or give it the file name "
             "extension of its format"
         )
-    others, is_utf8, bad = "cp1252", False, ""
+    fallback, has_utf8, bad = "cp1252", False, ""
     with _bytes(path) as file:
         for number, line in enumerate(file, 1):
-            is_utf8 = is_utf8 or not line.decode(errors="ignore").isascii()
+            has_utf8 = has_utf8 or not line.decode(errors="ignore").isascii()
             try:
                 line.decode()
             except UnicodeDecodeError as error:
                 bad = bad or f"line {number} has the byte 0x{line[error.start]:02X}"
-                others = "latin-1" if _NOT_WINDOWS.search(line) else others
-    if bad and is_utf8:
+                fallback = "latin-1" if _NOT_WINDOWS.search(line) else fallback
+    if bad and has_utf8:
         raise TableError(f"{path} is UTF-8, but {bad}, which is not: save it again as UTF-8")
-    return others if bad else "utf-8"
+    return fallback if bad else "utf-8"
 
 
 def _bytes(path: Path) -> IO[bytes]:
+    """Return a file opened for reading, decompressed by its ending."""
     suffix = path.suffix.lower()
     if suffix == ".zip":
         archive = zipfile.ZipFile(path)
@@ -214,8 +216,8 @@ def _bytes(path: Path) -> IO[bytes]:
         if len(names) != 1:
             raise TableError(f"{path} has {len(names)} files, expected one: archive a single table")
         return archive.open(names[0])
-    opened: IO[bytes] = _OPENERS.get(suffix, open)(path, "rb")
-    return opened
+    file: IO[bytes] = _OPENERS.get(suffix, open)(path, "rb")
+    return file
 
 
 def _text(path: Path, encoding: str) -> io.TextIOWrapper:
@@ -276,17 +278,18 @@ def writer(path: str | Path) -> Iterator[Add]:
         raise TableError(f"{path} exists and is not a file: use another name")
     if path.suffix.lower() == ".zip":
         raise TableError(f"{path}: zip archives cannot be written: use .csv.gz")
-    place = files.temporary(path)
+    temporary = files.temporary(path)
+    adder = _parquet_adder if is_parquet(path) else _text_adder
     try:
-        with files.naming(path, place):
-            file = _OPENERS.get(path.suffix.lower(), open)(place, "wb")
-        with file, (_parquet_adder if is_parquet(path) else _text_adder)(file) as add:
+        with files.naming(path, temporary):
+            file = _OPENERS.get(path.suffix.lower(), open)(temporary, "wb")
+        with file, adder(file) as add:
             yield add
-        with files.naming(path, place):
-            os.replace(place, path)
+        with files.naming(path, temporary):
+            os.replace(temporary, path)
     finally:
         with contextlib.suppress(OSError):
-            place.unlink()
+            temporary.unlink()
 
 
 @contextlib.contextmanager
@@ -315,10 +318,10 @@ def _parquet_adder(file: IO[bytes]) -> Iterator[Add]:
     import pyarrow.parquet as pq
 
     with contextlib.ExitStack() as stack:
-        into: Any = None
+        parquet: Any = None
 
         def add(frame: pd.DataFrame, new: pd.DataFrame, original: Any = None) -> None:
-            nonlocal into
+            nonlocal parquet
             table = original
             if original is None:
                 table = pa.Table.from_pandas(frame, preserve_index=False)
@@ -327,7 +330,7 @@ def _parquet_adder(file: IO[bytes]) -> Iterator[Add]:
                 cells = pa.array(new[name].tolist(), kind, from_pandas=True)
                 table = table.append_column(name, cells)
             table = table.replace_schema_metadata(None)
-            into = into or stack.enter_context(pq.ParquetWriter(file, table.schema))
-            into.write_table(table.cast(into.schema))
+            parquet = parquet or stack.enter_context(pq.ParquetWriter(file, table.schema))
+            parquet.write_table(table.cast(parquet.schema))
 
         yield add

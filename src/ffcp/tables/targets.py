@@ -33,7 +33,7 @@ class Target:
         known: Array = self.values != "" if self.classes else ~np.isnan(self.values)
         return known
 
-    def some(self, rows: Array) -> Target:
+    def take(self, rows: Array) -> Target:
         """Return the target of some rows."""
         return replace(self, values=self.values[rows])
 
@@ -103,19 +103,20 @@ def learn(frame: pd.DataFrame, name: str, classify: bool, decisions: list[str]) 
         decisions.append(f"the target {name!r} is words: label sets, as with --classify")
         classify = True
     elif bad.any() and not classify:
-        rows = f"{int(bad.sum())} rows: these are left out"
-        decisions.append(f"the target {name!r} is not a number in {rows}")
+        count = int(bad.sum())
+        decisions.append(f"the target {name!r} is not a number in {count} rows: these are left out")
     target = Target(name, cells.words(series), ("any",)) if classify else Target(name, values)
-    known = target.values[target.known]
-    distinct = np.unique(known)
+    rows = int(target.known.sum())
+    distinct = np.unique(target.values[target.known])
     if len(distinct) == 1:
-        rows = f"{distinct.tolist()[0]!r} in all of {len(known)} rows"
-        raise TableError(f"the target {name!r} is {rows}: there is nothing to predict")
-    if classify and len(distinct) > (min(_CLASSES, len(known) / 2) if len(known) > 3 else _CLASSES):
+        same = f"{distinct.tolist()[0]!r} in all of {rows} rows"
+        raise TableError(f"the target {name!r} is {same}: there is nothing to predict")
+    most = min(_CLASSES, rows / 2) if rows > 3 else _CLASSES
+    if classify and len(distinct) > most:
         raise TableError(f"the target {name!r} has {len(distinct)} labels: too many for classes")
     if not classify and len(distinct) == 2:
         decisions.append(f"the target {name!r} has two values; --classify predicts label sets")
-    if left_out := int((~target.known).sum()):
+    if left_out := len(series) - rows:
         decisions.append(f"{left_out} rows have no target {name!r}: they are left out")
     return replace(target, classes=tuple(distinct.tolist())) if classify else target
 

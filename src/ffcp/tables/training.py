@@ -19,6 +19,7 @@ from ffcp.tables import trees
 from ffcp.tables.network import TableNetwork, pinball
 
 _BATCH = 256
+_PATIENCE = 20  # epochs without a smaller validation loss
 _AVERAGED = 0.998  # decay of the moving average of weights
 _PINBALL = 4.0  # weight of the pinball loss, to be about as large as the squared error
 _TREES = 0.25  # share of the time limit; most tables need less
@@ -47,11 +48,11 @@ def training_summary(training: Sequence[Training]) -> str:
     >>> training_summary([first, second])
     '2 networks, 8 to 12.4 epochs in 3.3 s, ended by Ctrl-C'
     """
-    epochs = sorted(one.epochs for one in training)
-    many = f"{len(training)} networks, {epochs[0]:.4g} to " if len(training) > 1 else ""
-    ended = " or ".join(dict.fromkeys(one.ended for one in training))
-    seconds = sum(one.seconds for one in training)
-    return f"{many}{epochs[-1]:.4g} epochs in {seconds:.1f} s, ended {ended}"
+    epochs = sorted(run.epochs for run in training)
+    networks = f"{len(training)} networks, {epochs[0]:.4g} to " if len(training) > 1 else ""
+    ended = " or ".join(dict.fromkeys(run.ended for run in training))
+    seconds = sum(run.seconds for run in training)
+    return f"{networks}{epochs[-1]:.4g} epochs in {seconds:.1f} s, ended {ended}"
 
 
 def train(
@@ -64,7 +65,6 @@ def train(
     seconds: float,
     seed: int,
     progress: Progress = lambda share: None,
-    patience: int = 20,
     most_epochs: int = 1000,
 ) -> Training:
     """Train until the validation loss stops improving, the time limit, or Ctrl-C.
@@ -80,12 +80,13 @@ def train(
     begin = time.monotonic()  # after torch has loaded its optimizers
     boosted = None
     if network.shape.has_quantiles and find_spec("lightgbm") is not None:
-        drawn = network.quantiles.drawn
-        validation = (x_stop, y_stop, drawn(y_stop))
-        boosted = trees.learn(x, y, drawn(y), validation, _TREES * seconds, seed)
+        transform = network.quantiles.transform
+        validation = (x_stop, y_stop, transform(y_stop))
+        boosted = trees.learn(x, y, transform(y), validation, _TREES * seconds, seed)
     batch = min(_BATCH, max(8, len(x) // 8))
-    best, kept, best_epoch, done = math.inf, copy.deepcopy(network.state_dict()), 0.0, 0.0
-    ended, wait, last_look = "", _LOOK, time.monotonic()  # trees may have taken longer than a look
+    best, best_epoch, best_weights = math.inf, 0.0, copy.deepcopy(network.state_dict())
+    epochs, ended = 0.0, ""
+    wait, last_look = _LOOK, time.monotonic()  # trees may have taken longer than a look
     try:
         with torch.random.fork_rng():
             torch.manual_seed(seed)  # of dropout
@@ -96,7 +97,7 @@ def train(
                         continue
                     _step(network, optimizer, x[rows], y[rows])
                     averaged.update_parameters(network)
-                    done += len(rows) / len(x)
+                    epochs += len(rows) / len(x)
                     now = time.monotonic()
                     if now - begin > seconds or now - last_look > wait:
                         break
@@ -104,31 +105,31 @@ def train(
                 progress(min(1.0, (looked - begin) / seconds))
                 loss = loss_on(averaged.module, x_stop, y_stop)
                 if loss < best:
-                    best, best_epoch = loss, done
-                    kept = copy.deepcopy(averaged.module.state_dict())
+                    best, best_epoch = loss, epochs
+                    best_weights = copy.deepcopy(averaged.module.state_dict())
                 last_look = time.monotonic()
                 wait = max(_LOOK, _SHARE * (last_look - looked))
                 if looked - begin > seconds:
                     ended = "at the time limit"
-                elif done - best_epoch > patience:
+                elif epochs - best_epoch > _PATIENCE:
                     ended = "by early stopping"
-                elif done >= most_epochs:
+                elif epochs >= most_epochs:
                     ended = f"after {most_epochs} epochs"
     except KeyboardInterrupt:
         if not math.isfinite(best):
             raise  # there are no weights yet
         ended = "by Ctrl-C, with the best weights so far"
-    network.load_state_dict(kept)
+    network.load_state_dict(best_weights)
     network.eval()
     if boosted is not None:
         network.join(boosted, x_stop, y_stop)
-    return Training(round(done, 2), round(time.monotonic() - begin, 2), best, ended)
+    return Training(round(epochs, 2), round(time.monotonic() - begin, 2), best, ended)
 
 
 def _towards(means: Any, weights: Any, steps: Any) -> None:
     """Update the moving average of the weights."""
-    kept = min(_AVERAGED, (int(steps) + 1) / (int(steps) + 10))  # a smaller decay at the start
-    torch._foreach_lerp_(list(means), list(weights), 1 - kept)
+    decay = min(_AVERAGED, (int(steps) + 1) / (int(steps) + 10))  # smaller at the start
+    torch._foreach_lerp_(list(means), list(weights), 1 - decay)
 
 
 def _step(network: TableNetwork, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> None:
@@ -139,8 +140,8 @@ def _step(network: TableNetwork, optimizer: torch.optim.Optimizer, x: Tensor, y:
     # Clipped separately, so that the large squared error of an outlier cannot dominate the rest.
     named = list(network.named_parameters())
     for is_head in (True, False):
-        part = [weight for name, weight in named if name.startswith("output.") == is_head]
-        nn.utils.clip_grad_norm_(part, 1.0)
+        weights = [weight for name, weight in named if name.startswith("output.") == is_head]
+        nn.utils.clip_grad_norm_(weights, 1.0)
     optimizer.step()
 
 
@@ -152,7 +153,8 @@ def _loss(network: TableNetwork, outputs: Tensor, quantiles: Tensor | None, y: T
     loss = nn.functional.mse_loss(outputs[..., 0], y[:, None].expand(-1, members))
     if quantiles is None:
         return loss
-    return loss + _PINBALL * pinball(network.quantiles.drawn(y)[:, None, None] - quantiles).mean()
+    targets = network.quantiles.transform(y)[:, None, None]
+    return loss + _PINBALL * pinball(targets - quantiles).mean()
 
 
 @torch.no_grad()

@@ -14,9 +14,9 @@ from ffcp.regression.learned import boosting
 from ffcp.regression.learned.nested import KNOTS
 from ffcp.regression.learned.trees import Trees
 
-_RATE, _LEAVES, _ROUNDS, _PATIENCE = 0.1, 15, 200, 20
+_ROUNDS, _PATIENCE = 200, 20
 _SETTINGS = {
-    "learning_rate": _RATE, "num_leaves": _LEAVES, "bagging_fraction": 0.8, "bagging_freq": 1,
+    "learning_rate": 0.1, "num_leaves": 15, "bagging_fraction": 0.8, "bagging_freq": 1,
     "feature_fraction": 0.8, "deterministic": True, "force_row_wise": True, "verbosity": -1,
 }  # fmt: skip
 _BOOSTERS = 1 + len(KNOTS)
@@ -62,9 +62,9 @@ class TargetTrees(nn.Module):
 
     def checked(self) -> Trees:
         """Return the trees; raise ValueError if they are invalid."""
-        own = {name.removeprefix("trees_"): one for name, one in self.named_buffers()}
-        del own["share"]
-        trees = Trees.from_state(own)
+        state = {name.removeprefix("trees_"): buffer for name, buffer in self.named_buffers()}
+        del state["share"]
+        trees = Trees.from_state(state)
         if len(trees.rounds) != _BOOSTERS:
             raise ValueError(f"expected {_BOOSTERS} boosters, got {len(trees.rounds)}")
         return trees
@@ -76,13 +76,13 @@ class TargetTrees(nn.Module):
 
 
 def learn(
-    x: Tensor, y: Tensor, drawn: Tensor, stop: tuple[Tensor, Tensor, Tensor], seconds: float,
-    seed: int,
+    x: Tensor, y: Tensor, transformed: Tensor, validation: tuple[Tensor, Tensor, Tensor],
+    seconds: float, seed: int,
 ) -> TargetTrees:  # fmt: skip
-    """Return trees for the mean of ``y`` and quantiles of the transformed targets ``drawn``.
+    """Return trees for the mean of ``y`` and quantiles of the transformed targets.
 
-    ``stop`` are rows for early stopping, with their targets and transformed targets. Every booster
-    has its share of the time.
+    ``validation`` are rows for early stopping, with their targets and transformed targets. Every
+    booster has its share of the time.
     """
     lightgbm = needed("lightgbm", "tables", "ffcp fit")
     begin = time.monotonic()
@@ -91,13 +91,15 @@ def learn(
         **_SETTINGS, "min_data_in_leaf": max(5, min(40, len(x) // 40)), "seed": seed % 2**31,
         "num_threads": boosting.threads_for(len(x)),
     }  # fmt: skip
-    for target, held_out, levels in ((y, stop[1], (None,)), (drawn, stop[2], KNOTS.tolist())):
+    x_stop, y_stop, transformed_stop = validation
+    mean = [{"objective": "l2"}]
+    quantiles = [{"objective": "quantile", "alpha": level} for level in KNOTS.tolist()]
+    for target, target_stop, losses in (
+        (y, y_stop, mean), (transformed, transformed_stop, quantiles)
+    ):  # fmt: skip
         data = lightgbm.Dataset(x.numpy(), target.double().numpy())
-        check = lightgbm.Dataset(stop[0].numpy(), held_out.double().numpy(), reference=data)
-        for level in levels:
-            loss = (
-                {"objective": "l2"} if level is None else {"objective": "quantile", "alpha": level}
-            )
+        check = lightgbm.Dataset(x_stop.numpy(), target_stop.double().numpy(), reference=data)
+        for loss in losses:
             end = begin + seconds * (len(dumps) + 1) / _BOOSTERS
             callbacks = [lightgbm.early_stopping(_PATIENCE, verbose=False), _until(end, lightgbm)]
             booster = lightgbm.train(
