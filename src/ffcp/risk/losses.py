@@ -62,6 +62,7 @@ def any_missed(mask: Tensor, y: Tensor) -> Tensor:
 
 
 def _items(mask: Tensor, y: Tensor) -> Tensor:
+    """Return which items are true, as booleans in the shape of the sets."""
     if y.shape != mask.shape:
         raise ValueError(
             f"targets have shape {tuple(y.shape)}, sets {tuple(mask.shape)}: pass for every item "
@@ -88,7 +89,7 @@ def answers(output: Tensor, level: float) -> Tensor:
     return labels.masked_fill(top < level, NO_ANSWER)
 
 
-def wrong_answers(found: Tensor, y: Tensor) -> Tensor:
+def wrong_answers(labels: Tensor, y: Tensor) -> Tensor:
     """Return 1 for wrong answers and 0 for right ones, NaN where there is no answer.
 
     Its mean is the share of wrong answers among the answered rows. It is at most alpha if and
@@ -97,13 +98,13 @@ def wrong_answers(found: Tensor, y: Tensor) -> Tensor:
     >>> wrong_answers(torch.tensor([2, 1, -1]), torch.tensor([2, 0, 0]))
     tensor([0., 1., nan], dtype=torch.float64)
     """
-    y = y.to(found.device)
-    if y.shape != found.shape or y.is_floating_point():
+    y = y.to(labels.device)
+    if y.shape != labels.shape or y.is_floating_point():
         raise ValueError(
             f"targets are {y.dtype} of shape {tuple(y.shape)}: 'wrong_answers' needs one class "
             "number per row"
         )
-    return (found != y).double().masked_fill(found == NO_ANSWER, math.nan)
+    return (labels != y).double().masked_fill(labels == NO_ANSWER, math.nan)
 
 
 NAMED = {
@@ -134,18 +135,17 @@ class LossScore(Score):
 
     def score(self, out: BatchOutput, y: Tensor) -> Tensor:
         """Return the losses (n, risks * levels), in units of their bounds."""
-        columns = [
-            [self._losses(out, loss(sets, y), bound) for loss, bound in self._bounded]
-            for sets in (self.sets(out.output, level) for level in self.grid)
-        ]
-        return torch.stack([torch.stack(one, dim=1) for one in columns], dim=2).flatten(1)
+        levels = []
+        for level in self.grid:
+            sets = self.sets(out.output, level)
+            pairs = zip(self.losses, self.bounds, strict=True)
+            losses = [self._checked(out, loss(sets, y), bound) for loss, bound in pairs]
+            levels.append(torch.stack(losses, dim=1))
+        return torch.stack(levels, dim=2).flatten(1)
 
-    @property
-    def _bounded(self) -> list[tuple[Callable[[Any, Tensor], Any], float]]:
-        return list(zip(self.losses, self.bounds, strict=True))
-
-    def _losses(self, out: BatchOutput, given: Any, bound: float) -> Tensor:
-        losses = torch.as_tensor(given).detach().to("cpu", torch.float64)
+    def _checked(self, out: BatchOutput, values: Any, bound: float) -> Tensor:
+        """Return the values of a loss, one for each row, in units of its bound."""
+        losses = torch.as_tensor(values).detach().to("cpu", torch.float64)
         if losses.shape != (len(out.output),):
             raise ValueError(
                 f"'loss' returned shape {tuple(losses.shape)} for {len(out.output)} rows: it must "
@@ -192,7 +192,7 @@ class AnyLoss(LossScore):
 
     def config(self) -> dict[str, Any]:
         """Return the constructor arguments."""
-        return {name: one for name, one in super().config().items() if name != "totals"}
+        return {name: value for name, value in super().config().items() if name != "totals"}
 
     def _are_impossible(self, losses: Tensor, bound: float) -> Tensor:
         return (losses < 0) | (losses > bound)
@@ -242,7 +242,7 @@ class _Ordering(Selection):
 
 def _could_be(totals: LossTotals, shape: tuple[int, int]) -> bool:
     """Whether loaded totals of losses are possible."""
-    if any(one.dtype != torch.int64 or tuple(one.shape) != shape for one in totals):
+    if any(tensor.dtype != torch.int64 or tuple(tensor.shape) != shape for tensor in totals):
         return False
     counts, sums = totals.counts, totals.sums
     if bool(((counts < 0) | (counts > _Ordering.most_rows)).any()):

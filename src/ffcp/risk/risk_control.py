@@ -157,9 +157,9 @@ class RiskControl(Predictor):
             score = MonotoneLoss(losses, set_function, self.grid, bounds)
             calibration = Losses(self.grid)
         else:
-            are = _for_each(binary, len(losses), "binary")
-            kinds = tuple(bool(is_) or one in BINARY for is_, one in zip(are, losses, strict=True))
-            calibration = LearnThenTest(self.grid, kinds, pac, correction)
+            given = zip(losses, _for_each(binary, len(losses), "binary"), strict=True)
+            are_binary = tuple(bool(is_binary) or loss in BINARY for loss, is_binary in given)
+            calibration = LearnThenTest(self.grid, are_binary, pac, correction)
             score = AnyLoss(losses, set_function, self.grid, bounds, correction == FIXED_SEQUENCE)
         super().__init__(
             model,
@@ -206,30 +206,28 @@ class RiskControl(Predictor):
             With ``pac``, if no level is certified.
         """
         refuse_unknown(unknown)
-        given = self.rows(x)
+        rows, buffer = self.rows(x), RowBuffer(None)
         if self.pac is not None:
             level = self._certified_level(alpha)
-            buffer = RowBuffer(None)
-            for out, *_ in self.batch_outputs(given, groups):
+            for out, *_ in self.batch_outputs(rows, groups):
                 levels = torch.full((len(out.output),), level, dtype=torch.float64)
                 buffer.add({"sets": self._sets(out, levels), "level": levels})
             return Controlled(buffer["sets"], buffer["level"])
         (exact,) = self._shares(alpha)
         calibration = self.calibrated().calibration
-        buffer = RowBuffer(None)
-        lost: list[Columns] = []
-        for out, metadata, draws, _ in self.batch_outputs(given, groups):
+        infinite_rows: list[Columns] = []
+        for out, metadata, draws, _ in self.batch_outputs(rows, groups):
             thresholds = calibration.quantile(exact, metadata, draws)
             levels = thresholds.reshape(-1, 1).expand(len(out.output), 1)[:, 0].clone()
             if bool(levels.isinf().any()):
-                rows = {"number": torch.tensor(out.rows), **metadata}
-                lost.append(take(rows, levels.isinf()))
+                columns = {"number": torch.tensor(out.rows), **metadata}
+                infinite_rows.append(take(columns, levels.isinf()))
             buffer.add({"sets": self._sets(out, levels), "level": levels})
-        if lost:
-            rows = joined(lost)
+        if infinite_rows:
+            columns = joined(infinite_rows)
             warn(
-                f"the risk of {len(rows['number'])} of {given.count} sets is not controlled"
-                f"{self.explain_infinite(exact, rows)}"
+                f"the risk of {len(columns['number'])} of {rows.count} sets is not controlled"
+                f"{self.explain_infinite(exact, columns)}"
             )
         return Controlled(buffer["sets"], buffer["level"])
 
@@ -256,40 +254,43 @@ class RiskControl(Predictor):
         if not isinstance(tests, LearnThenTest):
             raise RuntimeError("certified levels need 'pac': use RiskControl(..., pac=0.9)")
         shares = self._shares(alpha)
-        found = tests.certified(shares, score.order(shares, tests.binary))
-        return found._replace(risks=found.risks * torch.tensor(score.bounds, dtype=torch.float64))
+        certified = tests.certified(shares, score.order(shares, tests.binary))
+        bounds = torch.tensor(score.bounds, dtype=torch.float64)
+        return certified._replace(risks=certified.risks * bounds)
 
     def _certified_level(self, alpha: Any) -> float:
-        found = self._certified(alpha)
-        if not len(found.levels):
+        """Return the first certified level; raise RuntimeError if there is none."""
+        certified = self._certified(alpha)
+        if not len(certified.levels):
             raise RuntimeError(
                 f"no level is certified to control the risks at alpha={alpha} with probability "
                 f"{self.pac} by {len(self.calibration)} calibration rows: use more rows, a larger "
                 "'alpha', a smaller 'pac', or a 'grid' with levels of smaller loss"
             )
-        return float(found.levels[0])
+        return float(certified.levels[0])
 
     def _shares(self, alpha: Any) -> list[Fraction]:
         """Return the allowed mean of each loss, in units of its bound."""
         bounds = [Fraction(str(bound)) for bound in self._state.score.bounds]
-        result = []
-        for one, bound in zip(_for_each(alpha, len(bounds), "alpha"), bounds, strict=True):
-            if isinstance(one, bool) or not 0 < one < bound:
+        shares = []
+        for risk, bound in zip(_for_each(alpha, len(bounds), "alpha"), bounds, strict=True):
+            if isinstance(risk, bool) or not 0 < risk < bound:
                 raise ValueError(
-                    f"'alpha' must lie between 0 and the largest loss, {float(bound):g}, got {one}"
+                    f"'alpha' must lie between 0 and the largest loss, {float(bound):g}, got {risk}"
                 )
-            result.append(exact_alpha(one if bound == 1 else Fraction(str(one)) / bound))
-        return result
+            shares.append(exact_alpha(risk if bound == 1 else Fraction(str(risk)) / bound))
+        return shares
 
     def _sets(self, out: BatchOutput, levels: Tensor) -> Tensor:
         """Return the sets of rows, whose levels may differ between groups."""
-        scorer = self._state.score
-        each = levels.unique().tolist()
-        parts = [torch.as_tensor(scorer.sets(out.output, min(t, max(self.grid)))) for t in each]
-        sets = parts[0].clone()
-        for level, own in zip(each, parts, strict=True):
+        score, last = self._state.score, max(self.grid)
+        sets = None
+        for level in levels.unique().tolist():
+            at_level = torch.as_tensor(score.sets(out.output, min(level, last)))
+            sets = at_level.clone() if sets is None else sets
             rows = (levels == level).to(sets.device)
-            sets[rows] = own[rows]
+            sets[rows] = at_level[rows]
+        assert sets is not None  # there are rows
         return sets
 
     @steady
@@ -306,41 +307,42 @@ class RiskControl(Predictor):
             Targets, unless ``x`` is a loader.
         """
         score = self._state.score
-        parts = [score.score(out, part) for out, part in self.targeted(x, y)]
+        scores = torch.cat([score.score(out, target) for out, target in self.targeted(x, y)])
         bounds = torch.tensor(score.bounds, dtype=torch.float64)
-        losses = torch.cat(parts).view(-1, len(bounds), len(self.grid)) * bounds[:, None]
+        losses = scores.view(-1, len(bounds), len(self.grid)) * bounds[:, None]
         return losses[:, 0] if len(bounds) == 1 else losses
 
 
 def _losses(loss: Loss | Sequence[Loss]) -> tuple[Callable[[Any, Tensor], Any], ...]:
     """Return the functions of one loss or of several, given as functions or names."""
-    given = [loss] if isinstance(loss, str) or callable(loss) else list(loss)
-    for one in given:
-        if isinstance(one, nn.Module):
+    losses = [loss] if isinstance(loss, str) or callable(loss) else list(loss)
+    for loss in losses:
+        if isinstance(loss, nn.Module):
             raise TypeError("'loss' must be a name or a function, got a module; the model is first")
-        if not callable(one) and one not in NAMED:
-            raise ValueError(f"unknown loss {one!r}: choose one of {', '.join(NAMED)}")
-    if not given:
+        if not callable(loss) and loss not in NAMED:
+            raise ValueError(f"unknown loss {loss!r}: choose one of {', '.join(NAMED)}")
+    if not losses:
         raise ValueError("'loss' is empty: pass a name, a function or several of them")
-    return tuple(NAMED[one] if isinstance(one, str) else one for one in given)
+    return tuple(NAMED[loss] if isinstance(loss, str) else loss for loss in losses)
 
 
-def _for_each(given: Any, risks: int, what: str) -> list[Any]:
+def _for_each(values: Any, risks: int, name: str) -> list[Any]:
     """Return one value for each loss, from one for all or from a sequence.
 
     >>> _for_each(0.1, 2, "alpha"), _for_each((0.1, 0.2), 2, "alpha")
     ([0.1, 0.1], [0.1, 0.2])
     """
-    if not isinstance(given, Sequence) or isinstance(given, str):
-        return [given] * risks
-    if len(given) != risks:
-        raise ValueError(f"{what!r} has {len(given)} values, expected one per loss: {risks}")
-    return list(given)
+    if not isinstance(values, Sequence) or isinstance(values, str):
+        return [values] * risks
+    if len(values) != risks:
+        raise ValueError(f"{name!r} has {len(values)} values, expected one per loss: {risks}")
+    return list(values)
 
 
 def _checked_bounds(bound: Any, risks: int) -> tuple[float, ...]:
+    """Return the largest value of each loss."""
     bounds = _for_each(bound, risks, "bound")
-    for one in bounds:
-        if isinstance(one, bool) or not 0 < one < math.inf:
-            raise ValueError(f"'bound' must be a positive number, got {one!r}")
-    return tuple(float(one) for one in bounds)
+    for value in bounds:
+        if isinstance(value, bool) or not 0 < value < math.inf:
+            raise ValueError(f"'bound' must be a positive number, got {value!r}")
+    return tuple(float(value) for value in bounds)

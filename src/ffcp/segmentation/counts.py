@@ -83,8 +83,8 @@ class PixelCounts(Calibration):
         ``metadata["share"]`` is the share of an image to be covered, the same for every image.
         """
         share = (metadata or {}).get("share", [None])[0]
-        last = self.risk_bin(alpha) if share is None else self.share_bin(alpha, share)
-        edge = math.inf if last == BINS - 1 else float(EDGES[last])
+        number = self.risk_bin(alpha) if share is None else self.share_bin(alpha, share)
+        edge = math.inf if number == BINS - 1 else float(EDGES[number])
         return torch.tensor([edge], dtype=torch.float64)
 
     def explain(self, alpha: Any, metadata: Columns) -> str:
@@ -149,9 +149,9 @@ def _sum_at_most(parts: Tensor, wholes: Tensor, budget: Fraction) -> bool:
     if int(below.sum()) > budget * _FRACTION:
         return False
     # Too close for fixed point: exact fractions, one for each number of pixels that occurs.
-    kinds, which = wholes.unique(return_inverse=True)
-    sums = torch.zeros_like(kinds).index_add(0, which, parts)
-    exact = sum(map(Fraction, sums.tolist(), kinds.tolist()), start=Fraction(0))
+    distinct, index = wholes.unique(return_inverse=True)
+    sums = torch.zeros_like(distinct).index_add(0, index, parts)
+    exact = sum(map(Fraction, sums.tolist(), distinct.tolist()), start=Fraction(0))
     return exact <= budget
 
 

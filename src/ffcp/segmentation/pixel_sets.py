@@ -65,6 +65,7 @@ class PixelScore(Score):
         return torch.cat([self._counts(out, maps, part) for part in _parts(out.output)])
 
     def _counts(self, out: BatchOutput, maps: Maps, part: slice) -> Tensor:
+        """Return the counts of some of the images."""
         bins = to_bins(self.of_labels(out, maps.labels, part))
         known = maps.known[part].to(bins.device)
         images = torch.arange(len(bins), device=bins.device)[:, None, None]
@@ -74,8 +75,8 @@ class PixelScore(Score):
     def of_labels(self, out: BatchOutput, labels: Tensor, part: slice = slice(None)) -> Tensor:
         """Return the score of one label at each pixel of some images."""
         output, scale, index = out.output[part], self._scale(out), labels[part, None]
-        own = None if scale is None else scale[part].gather(1, index)[:, 0]
-        scores = self._distance(output.gather(1, index)[:, 0], own)
+        scale = None if scale is None else scale[part].gather(1, index)[:, 0]
+        scores = self._distance(output.gather(1, index)[:, 0], scale)
         is_top = output.argmin(dim=1) == labels[part]
         return scores.masked_fill_(is_top.to(scores.device), 0.0)
 
@@ -187,16 +188,17 @@ class PixelSets(Predictor):
         self._picked = output
         name, model = self.feature, picking(model, output)
         if outputs == LOGITS:
-            model, name = _with_double_log(model), _inside(self.feature)
+            name = _inside(self.feature)
+            model = nn.Sequential(OrderedDict({_NETWORK: model, "scores": DoubleLog()}))
         score = PixelScore(name, ignore, norm, floor, smallest, method)
         super().__init__(model, score, PixelCounts(), batch_size=batch_size)
 
     def config(self) -> dict[str, Any]:
         """Return the constructor arguments, but for the model."""
-        names = ("ignore", "norm", "floor", "smallest", "method")
-        score = {name: getattr(self._given[0], name) for name in names}
-        own = {name: getattr(self, name) for name in ("feature", "outputs", "batch_size")}
-        return {**own, **score, "output": self._picked}
+        config = {name: getattr(self, name) for name in ("feature", "outputs", "batch_size")}
+        for name in ("ignore", "norm", "floor", "smallest", "method"):
+            config[name] = getattr(self._given[0], name)
+        return {**config, "output": self._picked}
 
     def _runner(self, update: bool) -> BatchRunner:
         return _ImageRunner(self.model)
@@ -223,11 +225,11 @@ class PixelSets(Predictor):
         y : array-like, default=None
             Label maps, unless ``x`` is a loader.
         """
-        buffer, own = RowBuffer(None), self._state.score
-        for out, part in self.targeted(x, y):
+        buffer, score = RowBuffer(None), self._state.score
+        for out, labels in self.targeted(x, y):
             check_maps(out.output)
-            maps = label_maps(part.to(out.output.device), out.output, own.ignore, out.rows[0])
-            scores = own.of_labels(out, maps.labels)
+            maps = label_maps(labels.to(out.output.device), out.output, score.ignore, out.rows[0])
+            scores = score.of_labels(out, maps.labels)
             unknown = ~maps.known.to(scores.device)
             buffer.add({"scores": scores.masked_fill_(unknown, math.nan)})
         return buffer["scores"]
@@ -270,25 +272,25 @@ class PixelSets(Predictor):
             The mask of labels and the most likely label of every pixel.
         """
         exact = requested_alpha(alpha, confidence_level, unknown)
-        calibration, given = self.calibrated().calibration, self.rows(x)
-        exact_part = None if share is None else exact_share(share)
-        buffer = RowBuffer(given.count)
-        infinite: list[Columns] = []
-        for out, metadata, *_ in self.batch_outputs(given, groups):
+        calibration, rows = self.calibrated().calibration, self.rows(x)
+        share = None if share is None else exact_share(share)
+        buffer = RowBuffer(rows.count)
+        infinite_rows: list[Columns] = []
+        for out, metadata, *_ in self.batch_outputs(rows, groups):
             check_maps(out.output)
-            metadata["share"] = [exact_part] * len(out.output)
-            level = calibration.quantile(exact, metadata)
-            lost = level.isinf().any(dim=-1).expand(len(out.output))
-            if bool(lost.any()):
-                infinite.append(take(metadata, lost))
-            mask = self._state.score.mask(out, level)
+            metadata["share"] = [share] * len(out.output)
+            threshold = calibration.quantile(exact, metadata)
+            infinite = threshold.isinf().any(dim=-1).expand(len(out.output))
+            if bool(infinite.any()):
+                infinite_rows.append(take(metadata, infinite))
+            mask = self._state.score.mask(out, threshold)
             buffer.add({"mask": mask, "prediction": out.output.argmin(dim=1)})
-        if infinite:
-            rows = joined(infinite)
-            what, count = "every set holds all labels", len(rows["share"])
-            if given.count is not None and count < given.count:
-                what = f"the sets of {count} of {given.count} images hold all labels"
-            warn(f"{what}{self.explain_infinite(exact, rows)}")
+        if infinite_rows:
+            columns = joined(infinite_rows)
+            message, count = "every set holds all labels", len(columns["share"])
+            if rows.count is not None and count < rows.count:
+                message = f"the sets of {count} of {rows.count} images hold all labels"
+            warn(f"{message}{self.explain_infinite(exact, columns)}")
         return PixelSet(buffer["mask"], buffer["prediction"])
 
     def forward(self, x: Any, alpha: Any = None, **options: Any) -> PixelSet:
@@ -305,13 +307,9 @@ class _ImageRunner(BatchRunner):
         """Add a warning if images have no labelled pixel and are left out."""
         labelled = torch.ones(1) if result.scores is None else result.scores.any(dim=1)
         if not bool(labelled.all()):
-            none = f"{int((~labelled).sum())} of {len(labelled)} images"
-            result.warnings.append(f"{none} have no labelled pixel and are left out")
+            images = f"{int((~labelled).sum())} of {len(labelled)} images"
+            result.warnings.append(f"{images} have no labelled pixel and are left out")
         return super().finish(result)
-
-
-def _with_double_log(model: nn.Module) -> nn.Sequential:
-    return nn.Sequential(OrderedDict({_NETWORK: model, "scores": DoubleLog()}))
 
 
 def _inside(feature: str) -> str:

@@ -132,11 +132,14 @@ def known_labels(y: Tensor, classes: int, ignore: int | None, first_row: int = 0
     outside = known & ((y < 0) | (y >= classes))
     if bool(outside.any()):
         image = int(outside.nonzero()[0, 0])
-        found = f"has labels {y[image][outside[image]].unique()[:5].tolist()}"
-        expected = f"expected 0 to {classes - 1}"
-        advice = "; pass ignore= if it marks unlabelled pixels"
-        expected += advice if ignore is None else f" or {ignore}"
-        raise ValueError(f"image {first_row + image} (counted from 0) {found}: {expected}")
+        labels = y[image][outside[image]].unique()[:5].tolist()
+        other = f" or {ignore}"
+        if ignore is None:
+            other = "; pass ignore= if it marks unlabelled pixels"
+        raise ValueError(
+            f"image {first_row + image} (counted from 0) has labels {labels}: expected 0 to "
+            f"{classes - 1}{other}"
+        )
     return Maps(y.where(known, 0), known)
 
 
