@@ -26,17 +26,14 @@ def convolution_backward(
     output_mask: list[bool],
 ) -> tuple[Tensor, None, None]:
     """Return the gradient with respect to the input: the transposed convolution."""
-    beyond = [0] * len(stride)
+    left_out = [0] * len(stride)
     if not transposed:  # rows at the end of each axis that the stride left out
-        reached = [
-            (size - 1) * step - 2 * pad + spread * (width - 1) + 1
-            for size, step, pad, spread, width in zip(
-                gradient.shape[2:], stride, padding, dilation, weight.shape[2:], strict=True
-            )
-        ]
-        beyond = [size - end for size, end in zip(x.shape[2:], reached, strict=True)]
+        for i, step in enumerate(stride):
+            width = dilation[i] * (weight.shape[i + 2] - 1) + 1
+            reached = (gradient.shape[i + 2] - 1) * step - 2 * padding[i] + width
+            left_out[i] = x.shape[i + 2] - reached
     back = aten.convolution.default(
-        gradient, weight, None, stride, padding, dilation, not transposed, beyond, groups
+        gradient, weight, None, stride, padding, dilation, not transposed, left_out, groups
     )
     return back, None, None
 
@@ -68,8 +65,8 @@ def adaptive_average_pool_backward(gradient: Tensor, x: Tensor) -> Tensor:
     """Return the gradient of adaptive average pooling with respect to the input."""
     axes = []
     for size, count in zip(x.shape[-2:], gradient.shape[-2:], strict=True):
-        places = torch.arange(count, device=x.device)
-        inside = _windows(places * size // count, -(-(places + 1) * size // count), size)
+        index = torch.arange(count, device=x.device)
+        inside = _windows(index * size // count, -(-(index + 1) * size // count), size)
         axes.append(inside.to(x.dtype) / inside.sum(dim=1, keepdim=True))
     return _spread(gradient, *axes)
 

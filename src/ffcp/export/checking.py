@@ -31,14 +31,14 @@ def rows_like(x: Any) -> Any:
     rows = max(count, _ROWS)
     generator = torch.Generator().manual_seed(0)
 
-    def more(leaf: Tensor) -> Tensor:
+    def repeated(leaf: Tensor) -> Tensor:
         leaf = leaf.detach().cpu()[torch.arange(rows) % count]
         if leaf.is_floating_point() and rows > count:
-            moves = torch.randn(leaf[count:].shape, generator=generator).to(leaf.dtype)
-            leaf[count:] *= 1 + 0.01 * moves
+            noise = torch.randn(leaf[count:].shape, generator=generator).to(leaf.dtype)
+            leaf[count:] *= 1 + 0.01 * noise
         return leaf
 
-    return inputs.replace(x, {key: more(leaf) for key, leaf in inputs.leaves(x)})
+    return inputs.replace(x, {key: repeated(leaf) for key, leaf in inputs.leaves(x)})
 
 
 def run(data: bytes, feeds: Mapping[str, Tensor]) -> list[Tensor]:
@@ -48,25 +48,25 @@ def run(data: bytes, feeds: Mapping[str, Tensor]) -> list[Tensor]:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-    given = {name: tensor.numpy() for name, tensor in feeds.items()}
-    return [torch.from_numpy(np.asarray(result)) for result in session.run(None, given)]
+    arrays = {name: tensor.numpy() for name, tensor in feeds.items()}
+    return [torch.from_numpy(np.asarray(result)) for result in session.run(None, arrays)]
 
 
-def rounding_of_intervals(results: Sequence[Tensor], known: Sequence[Interval]) -> Tensor:
+def rounding_of_intervals(results: Sequence[Tensor], intervals: Sequence[Interval]) -> Tensor:
     """Return how much intervals must be widened, by comparing the file with the library."""
     prediction, *ends = results
-    short = least = torch.zeros_like(prediction[0])
-    for number, interval in enumerate(known):
+    observed = least = torch.zeros_like(prediction[0])
+    for number, interval in enumerate(intervals):
         lower, upper = ends[2 * number : 2 * number + 2]
         low, high, centre = (part.cpu() for part in interval)
         must_be_close("prediction", prediction, centre)
         must_be_close("lower end", lower, low)
         must_be_close("upper end", upper, high)
         for off in (prediction - centre, (lower - low).clamp_min(0), (high - upper).clamp_min(0)):
-            short = torch.maximum(short, _most(off))
+            observed = torch.maximum(observed, _largest_rounding(off))
         size = torch.stack([low, high, centre]).nan_to_num(0.0, 0.0, 0.0).abs().amax(dim=(0, 1))
         least = torch.maximum(least, torch.finfo(size.dtype).eps * size)
-    return torch.maximum(_SAFETY * short, 4 * least + 4 * torch.finfo(least.dtype).tiny)
+    return torch.maximum(_SAFETY * observed, 4 * least + 4 * torch.finfo(least.dtype).tiny)
 
 
 def rounding_of_sets(
@@ -82,7 +82,7 @@ def rounding_of_sets(
     return _SAFETY * off[off < 1e3 * torch.finfo(logits.dtype).eps].max()
 
 
-def _most(difference: Tensor) -> Tensor:
+def _largest_rounding(difference: Tensor) -> Tensor:
     """Return the largest difference of every output that is due to rounding."""
     finite = difference.abs().nan_to_num(0.0, 0.0, 0.0)
     limit = 1e3 * torch.finfo(difference.dtype).eps * max(1.0, float(finite.max()))
@@ -92,10 +92,12 @@ def _most(difference: Tensor) -> Tensor:
 def must_be_close(what: str, computed: Tensor, reference: Tensor, eps: float | None = None) -> None:
     """Raise ValueError if the file differs from the library in more than a few rows."""
     assert computed.shape == reference.shape, what
-    ours, known = computed.double(), reference.double()
-    scale = float(known[known.isfinite()].abs().max()) if bool(known.isfinite().any()) else 1.0
-    tolerance = min(1e3 * (eps or torch.finfo(computed.dtype).eps), 0.1) * max(scale, 1e-30)
-    same = (ours == known) | ((ours - known).abs() <= tolerance)
+    eps = eps or torch.finfo(computed.dtype).eps
+    computed, reference = computed.double(), reference.double()
+    finite = reference[reference.isfinite()]
+    scale = float(finite.abs().max()) if len(finite) else 1.0
+    tolerance = min(1e3 * eps, 0.1) * max(scale, 1e-30)
+    same = (computed == reference) | ((computed - reference).abs() <= tolerance)
     off = ~same.reshape(len(same), -1).all(dim=1)
     if float(off.double().mean()) > _OFF:
         rows = f"{int(off.sum())} of {len(off)} rows, as in row {int(off.nonzero()[0, 0])}"

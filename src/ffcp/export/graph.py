@@ -21,11 +21,7 @@ from torch import Tensor, fx, nn
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import (
-    DimDynamic,
-    ShapeEnv,
-    StatelessSymbolicContext,
-)
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ffcp.batch import traced
@@ -67,7 +63,7 @@ def onnx_model(
     batch = torch.export.Dim(BATCH)
     shapes = tuple(None if name in fixed else {0: batch} for name in inputs)
     # Inputs are renamed at the end: torch's names of operations could be equal to a user's names.
-    final_names = {f"input.{number}": name for number, name in enumerate(inputs)}
+    final_names = {f"input.{i}": name for i, name in enumerate(inputs)}
     with _quiet():
         graph = _traced(function, inputs, fixed)
         step()
@@ -105,8 +101,11 @@ def _rename(graph: Any, names: Mapping[str, str]) -> None:
         node.input[:] = [names.get(name, name) for name in node.input]
         node.output[:] = [names.get(name, name) for name in node.output]
         for attribute in node.attribute:
-            for inside in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else ())):
-                _rename(inside, names)
+            subgraphs = [*attribute.graphs]
+            if attribute.HasField("g"):
+                subgraphs.append(attribute.g)
+            for subgraph in subgraphs:
+                _rename(subgraph, names)
 
 
 def _traced(
@@ -160,16 +159,16 @@ def rows_uncounted(model: nn.Module) -> Iterator[None]:
     def length(x: Any) -> Any:
         return x.shape[0] if isinstance(x, Tensor) and x.dim() else builtins.len(x)
 
-    kinds = {kind for layer in model.modules() for kind in type(layer).__mro__}
-    modules = {kind.__module__ for kind in kinds if not kind.__module__.startswith("torch.")}
-    owners = [vars(sys.modules[name]) for name in (modules - {"builtins"}) & set(sys.modules)]
-    owners = [names for names in owners if "len" not in names]
-    for names in owners:
+    classes = {cls for layer in model.modules() for cls in type(layer).__mro__}
+    modules = {cls.__module__ for cls in classes if not cls.__module__.startswith("torch.")}
+    namespaces = [vars(sys.modules[name]) for name in (modules - {"builtins"}) & set(sys.modules)]
+    namespaces = [names for names in namespaces if "len" not in names]
+    for names in namespaces:
         names["len"] = length
     try:
         yield
     finally:
-        for names in owners:
+        for names in namespaces:
             del names["len"]
 
 

@@ -44,8 +44,8 @@ class Steps:
     def __init__(self, predictor: Predictor, alphas: Sequence[Fraction], columns: int) -> None:
         self._state = predictor.calibrated()
         calibration = self._state.calibration
-        each = [predictor.alpha_of_each(alpha, calibration.scores.shape[1]) for alpha in alphas]
-        self._tables = [threshold_table(calibration, alpha, columns) for alpha in each]
+        alphas = [predictor.alpha_of_each(alpha, calibration.scores.shape[1]) for alpha in alphas]
+        self._tables = [threshold_table(calibration, alpha, columns) for alpha in alphas]
         self.requires = self._state.requires
         frozen = frozen_copy(uncompiled(predictor.model), with_hooks=True)
         if frozen is None:
@@ -102,9 +102,9 @@ def threshold_table(calibration: Calibration, alpha: Fraction, columns: int) -> 
 
 def _of_columns(calibration: Calibration, alpha: Fraction, columns: int) -> Tensor:
     """Return the thresholds, infinite for classes without calibration rows."""
-    found = calibration.quantile(alpha)
-    more = columns - len(found) if isinstance(calibration, ByLabel) else 0
-    return pad(found, (0, more), value=torch.inf)
+    thresholds = calibration.quantile(alpha)
+    missing = columns - len(thresholds) if isinstance(calibration, ByLabel) else 0
+    return pad(thresholds, (0, missing), value=torch.inf)
 
 
 class IntervalSteps(Steps):
@@ -114,7 +114,7 @@ class IntervalSteps(Steps):
 
     def __init__(self, predictor: Any, alphas: Sequence[Fraction], output: Tensor) -> None:
         super().__init__(predictor, alphas, predictor.calibration.scores.shape[1])
-        self._family: Any = self._state.score
+        self._score: Any = self._state.score
         self._support = None
         if predictor.support is not None:
             # Rounded to the type of the intervals, so that targets at its ends stay inside.
@@ -123,21 +123,21 @@ class IntervalSteps(Steps):
 
     def _prediction(self, output: Tensor) -> Tensor:
         """Return the prediction in the shape of the targets."""
-        return arrays.like_target(self._family.prediction(output), self._state.layout)
+        return arrays.like_target(self._score.prediction(output), self._state.layout)
 
     def no_rounding(self, output: Tensor) -> Tensor:
         """Return the value of the input "rounding" that changes no interval."""
-        outcome = self._prediction(output)
-        return outcome.new_zeros(outcome.shape[1:])
+        prediction = self._prediction(output)
+        return prediction.new_zeros(prediction.shape[1:])
 
     def __call__(self, x: Any, others: Mapping[str, Tensor]) -> list[Tensor]:
         """Return the prediction, then a lower and an upper end for each alpha."""
         out, rounding = self.run(x), others[ROUNDING]
         prediction = self._prediction(out.output)
         results = [prediction]
-        found = [q.view(-1, q.shape[-1]) for q in self.thresholds(others.get(GROUP))]
-        for ends in zip(*self._ends(out, torch.stack(found)), strict=True):
-            lower, upper = (end.reshape(prediction.shape) for end in ends)
+        thresholds = [q.view(-1, q.shape[-1]) for q in self.thresholds(others.get(GROUP))]
+        for lower, upper in zip(*self._ends(out, torch.stack(thresholds)), strict=True):
+            lower, upper = lower.reshape(prediction.shape), upper.reshape(prediction.shape)
             for end in (lower - rounding, upper + rounding):
                 end = end.to(prediction.dtype)
                 results.append(end if self._support is None else end.clamp(*self._support))
@@ -147,10 +147,10 @@ class IntervalSteps(Steps):
         """Return the ends (levels, n, m), widened by the rounding of this machine."""
         share = rounding_share(out.output.dtype)
         larger = thresholds + thresholds.abs() * share
-        if isinstance(self._family, ScaledScore):
-            return Outward(self._family).region(out, larger)
-        lower, upper = self._family.region(out, larger)
-        margin = columns(self._family.prediction(out.output)).abs() * share
+        if isinstance(self._score, ScaledScore):
+            return Outward(self._score).region(out, larger)
+        lower, upper = self._score.region(out, larger)
+        margin = columns(self._score.prediction(out.output)).abs() * share
         # Large values, perhaps larger than in the example, have larger rounding errors.
         return lower - (margin + lower.abs() * share), upper + (margin + upper.abs() * share)
 
@@ -233,10 +233,10 @@ class SetSteps(Steps):
         rows, rule = self.rows(out, others.get(RANDOM)), self.rule
         weights = rule.weights(out.output)
         scores = rule.of_all(weights, rows)
-        places = torch.arange(weights.shape[1])
+        labels = torch.arange(weights.shape[1])
         # Of equal weights the one with the larger logit comes first.
         below = weights < weights.amax(dim=1, keepdim=True)
-        best = places == out.output.masked_fill(below, -torch.inf).argmax(dim=1, keepdim=True)
+        best = labels == out.output.masked_fill(below, -torch.inf).argmax(dim=1, keepdim=True)
         unknown = scores.isnan()  # rows with NaN get all labels
         masks = []
         for threshold in self.thresholds(others.get(GROUP)):

@@ -159,15 +159,18 @@ class _Writing:
         if isinstance(self._steps, SetSteps):
             out = forward.run_batch(predictor.model, self._x, self._steps.requires)
             return checking.rounding_of_sets(results, self._steps, out, feeds.get(RANDOM))
-        groups = self._labels and [self._labels[place] for place in feeds[GROUP].tolist()]
+        groups = self._labels and [self._labels[number] for number in feeds[GROUP].tolist()]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FFCPWarning)  # see warn_of_infinite
-            known = [predictor.predict_interval(self._x, a, groups=groups) for a in self._alphas]
-        return checking.rounding_of_intervals(results, known)
+            intervals = [
+                predictor.predict_interval(self._x, alpha, groups=groups) for alpha in self._alphas
+            ]
+        return checking.rounding_of_intervals(results, intervals)
 
     def _metadata(self) -> dict[str, str]:
+        """Return what the file says of the predictor."""
         predictor, state = self._predictor, self._state
-        known: dict[str, Any] = {
+        metadata: dict[str, Any] = {
             "ffcp": __version__,
             "method": type(predictor).__name__,
             "settings": json.dumps(predictor.comparable()),
@@ -176,18 +179,18 @@ class _Writing:
             "alphas": json.dumps([str(alpha) for alpha in self._alphas]),
         }
         if self._labels is not None:
-            known["groups"] = json.dumps(self._labels)
+            metadata["groups"] = json.dumps(self._labels)
         if getattr(predictor, "names", None):
             other = [LabelSet.OTHER] if getattr(predictor, "other_labels", False) else []
-            known["names"] = json.dumps([*predictor.names, *other])
+            metadata["names"] = json.dumps([*predictor.names, *other])
         columns = {
             self._names[key.replace("x", "input", 1)]: part["columns"]
             for key, part in state.layout.items()
             if "columns" in part
         }
         if columns:
-            known["columns"] = json.dumps(columns)
-        return known
+            metadata["columns"] = json.dumps(columns)
+        return metadata
 
     def warn_of_infinite(self) -> None:
         """Warn of levels at which the file returns infinite intervals, or all labels."""
@@ -249,8 +252,8 @@ def _make_constant(model: Any, name: str, value: Tensor) -> None:
     """Turn an input of the graph into a constant."""
     from onnx import numpy_helper
 
-    (given,) = [one for one in model.graph.input if one.name == name]
-    model.graph.input.remove(given)
+    (declared,) = [declared for declared in model.graph.input if declared.name == name]
+    model.graph.input.remove(declared)
     model.graph.initializer.append(numpy_helper.from_array(value.numpy(), name))
 
 
