@@ -11,14 +11,14 @@ import torch
 
 from ffcp import files
 from ffcp.conformal.rank import exact_alpha
-from ffcp.distributed.parts import Kind, State, merged, state_of
+from ffcp.distributed.parts import P, State, merged, state_of
 from ffcp.distributed.ranks import Ranks
 from ffcp.distributed.sampling import OwnRows, RowsSummary, must_be_disjoint
 from ffcp.predictor import Predictor
 
 
 def calibrate(
-    predictor: Kind,
+    predictor: P,
     x: Any,
     y: Any = None,
     *,
@@ -28,7 +28,7 @@ def calibrate(
     update: bool = False,
     rank_error: Any = None,
     process_group: Any = None,
-) -> Kind:
+) -> P:
     """Calibrate a predictor in all processes of a group: each scores its part of the rows.
 
     All processes call this with the same predictor and each with its own rows. All get the same
@@ -80,10 +80,11 @@ def calibrate(
         part = _RankPart(predictor, ranks.rank, new, update, rank_error)
         summaries = ranks.each(lambda: part.begin(x, y, groups, weights))
         must_be_disjoint(summaries)
-        lead = next((rank for rank, one in enumerate(summaries) if one.has_rows), None)
+        # The first rank that has rows makes the selection, if there is one to make.
+        lead = next((rank for rank, summary in enumerate(summaries) if summary.has_rows), 0)
         selected = None
         if not (part.update or predictor.is_settled):
-            selected = ranks.each(lambda: part.scored() if ranks.rank == lead else None)[lead or 0]
+            selected = ranks.each(lambda: part.scored() if ranks.rank == lead else None)[lead]
         states = ranks.each(
             lambda: selected if selected and ranks.rank == lead else part.scored(selected, lead)
         )
@@ -106,12 +107,12 @@ class _RankPart:
     ) -> None:
         self._predictor, self._rank, self._new = predictor, rank, new
         self.update = update and len(predictor.calibration) > 0
-        self._error = rank_error
+        self._rank_error = rank_error
 
     def begin(self, x: Any, y: Any, groups: Any, weights: Any) -> RowsSummary:
         """Check the arguments and return a summary of the rows for the other processes."""
-        if self._error is not None:
-            self._error = exact_alpha(self._error, "rank_error")
+        if self._rank_error is not None:
+            self._rank_error = exact_alpha(self._rank_error, "rank_error")
         if self.update and self._new is not None:
             raise ValueError(
                 "'new' cannot be combined with update=True, which keeps the density ratio: leave "
@@ -137,7 +138,7 @@ class _RankPart:
             groups=rows.groups,
             weights=rows.weights,
             new=None if selected is not None else self._new,
-            rank_error=None if self._error is None else self._error / 2,
+            rank_error=None if self._rank_error is None else self._rank_error / 2,
         )
         return state_of(part)
 
@@ -150,9 +151,10 @@ class _RankPart:
 
     def merge(self, states: Sequence[State | None]) -> str:
         """Merge the calibrations of all processes in rank order, and return a hash."""
-        base = [state_of(self._predictor)] if self.update else []
-        known = [*base, *(state for state in states if state is not None)]
-        self.merged = merged(self._predictor, known, self._error)
+        present = [state for state in states if state is not None]
+        if self.update:
+            present.insert(0, state_of(self._predictor))
+        self.merged = merged(self._predictor, present, self._rank_error)
         digest = hashlib.sha256()
         files.hash_tensors(digest, state_of(self.merged))
         return digest.hexdigest()

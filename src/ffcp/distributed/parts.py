@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ffcp.predictor import Predictor
 
-Kind = TypeVar("Kind", bound=Predictor)
+P = TypeVar("P", bound=Predictor)
 State = dict[str, Tensor]  # a calibration as in saved files
 
 
@@ -18,12 +18,12 @@ def state_of(predictor: Predictor) -> State:
     return {name: tensor.detach().cpu().clone() for name, tensor in predictor.state().items()}
 
 
-def merged(predictor: Kind, states: Iterable[State], rank_error: Any = None) -> Kind:
+def merged(predictor: P, states: Iterable[State], rank_error: Any = None) -> P:
     """Return a predictor with the scores of all states, in order; compressed with a rank_error.
 
     Neighbours are merged first, so that each score is copied only a few times.
     """
-    waiting: list[tuple[int, Kind]] = []  # the number of states merged in each, descending
+    waiting: list[tuple[int, P]] = []  # the number of states merged in each, descending
     for state in states:
         count, part = 1, predictor.restored(state)
         while waiting and waiting[-1][0] == count:

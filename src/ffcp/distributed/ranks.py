@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch.distributed as dist
 
-Part = TypeVar("Part")
+Result = TypeVar("Result")
 _PLAIN = (ValueError, TypeError, RuntimeError)  # errors that every process can raise
 
 
@@ -34,7 +34,7 @@ class Ranks:
                 "this process is not a member of 'process_group': call calibrate in its members"
             )
 
-    def each(self, work: Callable[[], Part]) -> list[Part]:
+    def each(self, work: Callable[[], Result]) -> list[Result]:
         """Run ``work`` in this process; return the results of all, in rank order.
 
         An error in one process is raised in all of them, with its rank: a process that fails
@@ -47,25 +47,25 @@ class Ranks:
             failure, result = error, Failure.of(error)
         results: list[Any] = [None] * self.size
         dist.all_gather_object(results, result, group=self._group)
-        failed = [(rank, one) for rank, one in enumerate(results) if isinstance(one, Failure)]
         if failure is not None and not isinstance(failure, Exception):
             raise failure  # this process is being stopped
+        failed = [rank for rank, result in enumerate(results) if isinstance(result, Failure)]
         if failed:
-            rank, first = failed[0]
+            first = results[failed[0]]
             others = f" (and so did {len(failed) - 1} more ranks)" if len(failed) > 1 else ""
-            raise first.kind(f"rank {rank} failed{others}: {first.message}") from failure
-        return [pickle.loads(one) for one in results]
+            raise first.kind(f"rank {failed[0]} failed{others}: {first.message}") from failure
+        return [pickle.loads(result) for result in results]
 
 
-class Failure:
+class Failure(NamedTuple):
     """An error of one process, in a form that can be sent to the others."""
 
-    def __init__(self, kind: type[Exception], message: str) -> None:
-        self.kind, self.message = kind, message
+    kind: type[BaseException]
+    message: str
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
         """Return the failure of an error; unusual types become a RuntimeError."""
-        plain = type(error) in _PLAIN
-        message = str(error) if plain else f"{type(error).__name__}: {error}"
-        return cls(type(error) if plain else RuntimeError, message)  # type: ignore[arg-type]
+        if type(error) in _PLAIN:
+            return cls(type(error), str(error))
+        return cls(RuntimeError, f"{type(error).__name__}: {error}")

@@ -27,9 +27,9 @@ class Share(NamedTuple):
     @classmethod
     def of(cls, loader: Any) -> Share | None:
         """Return the share of a loader's sampler; ``None`` without a DistributedSampler."""
-        by_batch = getattr(loader, "batch_sampler", None)
-        among = (getattr(loader, "sampler", None), by_batch, getattr(by_batch, "sampler", None))
-        sampler = next((one for one in among if isinstance(one, DistributedSampler)), None)
+        batches = getattr(loader, "batch_sampler", None)
+        samplers = (getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None))
+        sampler = next((s for s in samplers if isinstance(s, DistributedSampler)), None)
         if sampler is None:
             return None
         if type(sampler).__iter__ is not DistributedSampler.__iter__:
@@ -40,9 +40,9 @@ class Share(NamedTuple):
             )
         rows = len(sampler.dataset)  # type: ignore[arg-type]
         # Position p of the order, padded at its end by its beginning, goes to rank p % replicas.
-        places = range(sampler.rank, sampler.total_size, sampler.num_replicas)
+        assigned = len(range(sampler.rank, sampler.total_size, sampler.num_replicas))
         own = len(range(sampler.rank, min(rows, sampler.total_size), sampler.num_replicas))
-        if own < len(places) and not getattr(loader, "in_order", True):
+        if own < assigned and not getattr(loader, "in_order", True):
             raise ValueError(
                 "the sampler repeats rows at the end, and 'in_order' is False, so they cannot be "
                 "recognised: leave out in_order=False"
@@ -61,7 +61,7 @@ class RowsSummary(NamedTuple):
 
 def must_be_disjoint(summaries: Sequence[RowsSummary]) -> None:
     """Raise ValueError if processes would score the same rows."""
-    shares = [one.share for one in summaries if one.share is not None]
+    shares = [summary.share for summary in summaries if summary.share is not None]
     layouts = {(share.replicas, share.order) for share in shares}
     if (
         len({share.rank for share in shares}) < len(shares)
@@ -74,10 +74,10 @@ def must_be_disjoint(summaries: Sequence[RowsSummary]) -> None:
             f"without rank= and num_replicas=. Got {shares}"
         )
     ranks: dict[str, int] = {}
-    for rank, one in enumerate(summaries):
-        if one.first is not None and ranks.setdefault(one.first, rank) != rank:
+    for rank, first in enumerate(summary.first for summary in summaries):
+        if first is not None and ranks.setdefault(first, rank) != rank:
             raise ValueError(
-                f"rank {rank} and rank {ranks[one.first]} have the same first rows, so rows would "
+                f"rank {rank} and rank {ranks[first]} have the same first rows, so rows would "
                 "count several times: pass each rank different rows, for example with "
                 "torch.utils.data.DistributedSampler"
             )
@@ -100,7 +100,7 @@ class OwnRows:
         self.x, self.y, self.has_any = x, y, True
         self._first: Any = (x, y)
         own = None if self.share is None else self.share.own
-        self.groups, self.weights = (_first_of(given, own) for given in (groups, weights))
+        self.groups, self.weights = _first_of(groups, own), _first_of(weights, own)
         if y is not None:
             self.has_any = len(y) > 0
         elif isinstance(x, Iterable) and not (is_arraylike(x) or isinstance(x, Mapping)):
@@ -117,29 +117,29 @@ class OwnRows:
                 yield item  # not a pair: calibrate raises an error
                 continue
             x, y = item
-            left = len(y) if rows is None else min(len(y), rows - row)
+            count = len(y) if rows is None else min(len(y), rows - row)
             row += len(y)
-            if left == len(y) > 0:
+            if count == len(y) > 0:
                 yield item
-            elif left > 0:
-                yield inputs.take(inputs.to_tensors(x, self._model), slice(0, left)), y[:left]
+            elif count > 0:
+                yield inputs.take(inputs.to_tensors(x, self._model), slice(0, count)), y[:count]
 
     def summary(self) -> RowsSummary:
         """Return the summary for the other processes."""
-        return RowsSummary(self.share, self.has_any, self._digest())
+        return RowsSummary(self.share, self.has_any, self._hash())
 
-    def _digest(self) -> str | None:
+    def _hash(self) -> str | None:
         """Return a hash of the first rows; ``None`` if there are too few for a comparison."""
         if not isinstance(self._first, (tuple, list)) or len(self._first) != 2:
             return None
         x, y = self._first
         if y is None or len(y) < _FEWEST:
             return None
-        some = inputs.take(inputs.to_tensors(x, self._model), slice(0, _FEWEST))
-        values = [leaf.detach().cpu().tolist() for _, leaf in inputs.leaves(some)]
+        first = inputs.take(inputs.to_tensors(x, self._model), slice(0, _FEWEST))
+        values = [leaf.detach().cpu().tolist() for _, leaf in inputs.leaves(first)]
         return hashlib.sha256(repr((values, list(y[:_FEWEST]))).encode()).hexdigest()
 
 
-def _first_of(given: Any, rows: int | None) -> Any:
+def _first_of(values: Any, rows: int | None) -> Any:
     """Return the first ``rows`` groups or weights, if they are given for each row."""
-    return given if rows is None or given is None or callable(given) else given[:rows]
+    return values if rows is None or values is None or callable(values) else values[:rows]
