@@ -63,9 +63,9 @@ def crown(
     (tensor([[4.]]), tensor([[2.]]))
     """
     head = head if isinstance(head, Head) else trace(head)
-    own = [node.name for node in head.nodes if isinstance(node.rule, Own)]
-    if own:
-        raise ValueError(f"layer {own[0]!r} bounds itself over boxes, which only ibp can use")
+    boxed = [node.name for node in head.nodes if isinstance(node.rule, Own)]
+    if boxed:
+        raise ValueError(f"layer {boxed[0]!r} bounds itself over boxes, which only ibp can use")
     ball = checked_ball(center, radius, norm)
     rows, specs = _portions(head, sizes_per_row(head, ball), ball.norm)
     return by_rows(lambda part: _crown_rows(head, part, specs), ball, rows)
@@ -223,15 +223,16 @@ def _portions(head: Head, sizes: Sequence[int], norm: float) -> tuple[int, dict[
 
 
 def _crown_rows(head: Head, ball: Ball, specs: Mapping[int, int]) -> Bounds:
+    """Return the bounds of a few rows; ``specs`` has the coordinates per step of each node."""
     boxes = [box_of(value) for value in intervals(head, ball)]
     point = ball._replace(radius=torch.zeros_like(ball.radius))
     centers = [box_of(value).lower for value in intervals(head, point)]
     lines: dict[int, Lines] = {}
-    todo = dict(specs)
+    remaining = dict(specs)
 
     def tightened(i: int) -> Bounds:
-        if i in todo:
-            boxes[i] = _tighten(head, ball, boxes, lines, i, todo.pop(i))
+        if i in remaining:
+            boxes[i] = _tighten(head, ball, boxes, lines, i, remaining.pop(i))
         return boxes[i]
 
     for i, node in enumerate(head.nodes):

@@ -104,6 +104,7 @@ def _affine_of_unbounded(rule: Affine, box: Bounds) -> Bounds:
 
 
 def _sum_of(node: Node, rule: Sum, values: Sequence[Ball | Bounds]) -> Ball | Bounds:
+    """Return the bounds of a sum; a ball that is only scaled and shifted stays one."""
     if len(values) == 1 and isinstance(values[0], Ball) and (scale := rule.scales[0]) != 0:
         center, radius, norm = values[0]
         return Ball(center * scale + rule.shift, radius * abs(scale), norm)

@@ -110,10 +110,10 @@ def convolution(layer: nn.Conv1d | nn.Conv2d) -> Affine:
     if layer.padding_mode != "zeros":
         raise UnsupportedError(f"padding_mode={layer.padding_mode!r}, only 'zeros' is bounded")
     convolve: Any = functional.conv1d if isinstance(layer, nn.Conv1d) else functional.conv2d
-    how = layer.stride, layer.padding, layer.dilation, layer.groups
+    options = layer.stride, layer.padding, layer.dilation, layer.groups
     return Affine(
-        apply=lambda x: convolve(x, layer.weight, layer.bias, *how),
-        push=lambda x, of: convolve(x, of(layer.weight), None, *how),
+        apply=lambda x: convolve(x, layer.weight, layer.bias, *options),
+        push=lambda x, of: convolve(x, of(layer.weight), None, *options),
     )
 
 
@@ -132,10 +132,9 @@ def average_pool(layer: nn.AvgPool1d | nn.AvgPool2d) -> Affine:
     """Means over windows of one size."""
     if layer.ceil_mode or getattr(layer, "divisor_override", None) is not None:
         raise UnsupportedError("ceil_mode=True and divisor_override are not bounded")
-    sizes, padding = (
-        _each_dimension(value, 1 if isinstance(layer, nn.AvgPool1d) else 2)
-        for value in (layer.kernel_size, layer.padding)
-    )
+    dimensions = 1 if isinstance(layer, nn.AvgPool1d) else 2
+    sizes = _each_dimension(layer.kernel_size, dimensions)
+    padding = _each_dimension(layer.padding, dimensions)
     if any(padding) and not layer.count_include_pad:
         raise UnsupportedError("padding with count_include_pad=False is not bounded")
     return _pooling(layer, lambda shape: math.prod(sizes))
@@ -143,15 +142,17 @@ def average_pool(layer: nn.AvgPool1d | nn.AvgPool2d) -> Affine:
 
 def adaptive_pool(layer: nn.AdaptiveAvgPool1d | nn.AdaptiveAvgPool2d) -> Affine:
     """Means over windows that divide the input evenly."""
-    wanted = _each_dimension(layer.output_size, 1 if isinstance(layer, nn.AdaptiveAvgPool1d) else 2)
+    dimensions = 1 if isinstance(layer, nn.AdaptiveAvgPool1d) else 2
+    output_size = _each_dimension(layer.output_size, dimensions)
 
     def window(shape: torch.Size) -> int:
-        out = [n if w is None else w for n, w in zip(shape[2:], wanted, strict=True)]
-        if any(n % w for n, w in zip(shape[2:], out, strict=True)):
+        before = shape[2:]
+        after = [b if a is None else a for a, b in zip(output_size, before, strict=True)]
+        if any(b % a for a, b in zip(after, before, strict=True)):
             # Windows of unequal size have unequal weights.
-            sizes = f"{tuple(shape[2:])} to {tuple(out)}"
+            sizes = f"{tuple(before)} to {tuple(after)}"
             raise ValueError(f"adaptive pooling of {sizes}: the sizes must divide evenly")
-        return math.prod(shape[2:]) // math.prod(out)
+        return math.prod(before) // math.prod(after)
 
     return _pooling(layer, window)
 
@@ -185,10 +186,10 @@ def upsample(layer: nn.Upsample) -> Affine:
         raise UnsupportedError(f"mode {layer.mode!r} is not bounded; linear and nearest are")
 
     def matrices(like: Tensor, shape: Sequence[int]) -> list[Tensor]:
-        wanted = layer(like.new_zeros(1, *shape)).shape[2:]
-        factors = _each_dimension(layer.scale_factor, len(wanted))
-        each = zip(shape[1:], wanted, factors, strict=True)
-        return [_along(layer, like, n, out, factor) for n, out, factor in each]
+        output_size = layer(like.new_zeros(1, *shape)).shape[2:]
+        factors = _each_dimension(layer.scale_factor, len(output_size))
+        axes = zip(shape[1:], output_size, factors, strict=True)
+        return [_along(layer, like, size, out, factor) for size, out, factor in axes]
 
     def push(x: Tensor, of: Callable[[Tensor], Tensor]) -> Tensor:
         for axis, weight in enumerate(matrices(x, x.shape[1:]), start=2):
@@ -198,18 +199,16 @@ def upsample(layer: nn.Upsample) -> Affine:
     return Affine(apply=lambda x: layer(x), push=push)
 
 
-def _along(
-    layer: nn.Upsample, like: Tensor, size: int, wanted: int, factor: float | None
-) -> Tensor:
-    """Return the weights (wanted, size) of the interpolation along one axis."""
+def _along(layer: nn.Upsample, like: Tensor, size: int, out: int, factor: float | None) -> Tensor:
+    """Return the weights (out, size) of the interpolation along one axis."""
     mode = "linear" if layer.mode == "bilinear" else layer.mode
     eye = torch.eye(size, dtype=like.dtype, device=like.device)[None]
     # The layer's own factor, if it has one, because rounding the size may have changed it.
-    keep = None if layer.recompute_scale_factor else factor
+    factor = None if layer.recompute_scale_factor else factor
     return functional.interpolate(
         eye,
-        size=wanted if keep is None else None,
-        scale_factor=keep,
+        size=out if factor is None else None,
+        scale_factor=factor,
         mode=mode,
         align_corners=layer.align_corners,
     )[0].T

@@ -109,19 +109,19 @@ class _Reader:
         self.nodes.append(Node(rule, tuple(inputs), name, inplace))
         return len(self.nodes) - 1
 
-    def refuse(self, what: str, reason: object = "") -> int:
-        self.problems.append(f"{what}: {reason}" if str(reason) else what)
+    def refuse(self, layer: str, reason: object = "") -> int:
+        self.problems.append(f"{layer}: {reason}" if str(reason) else layer)
         return 0  # any position: the list is not used after an error
 
     def module(self, module: nn.Module, name: str, inputs: Sequence[int]) -> int:
-        what = f"layer {name!r} ({type(module).__name__})" if name else type(module).__name__
+        layer = f"layer {name!r} ({type(module).__name__})" if name else type(module).__name__
         try:
             rule = rule_of(module)
         except UnsupportedError as reason:
-            return self.refuse(what, reason)
+            return self.refuse(layer, reason)
         if rule is not None:
             if len(inputs) != 1:
-                return self.refuse(what, f"called with {len(inputs)} values")
+                return self.refuse(layer, f"called with {len(inputs)} values")
             if rule == Sum((1.0,)):
                 return inputs[0]
             return self.add(rule, inputs, name, getattr(module, "inplace", False))
@@ -133,62 +133,61 @@ class _Reader:
             return inputs[0]
         # fx treats the layers of torch.nn as leaves, whose forward is not traced.
         if fx.Tracer().is_leaf_module(module, name):
-            return self.refuse(what)
-        return self.graph(module, name, inputs, what)
+            return self.refuse(layer)
+        return self.graph(module, name, inputs, layer)
 
-    def graph(self, module: nn.Module, name: str, inputs: Sequence[int], what: str) -> int:
+    def graph(self, module: nn.Module, name: str, inputs: Sequence[int], layer: str) -> int:
         try:
             graph = _OneLevel().trace(module)
         except Exception as reason:  # a forward may raise anything when called with a symbol
-            return self.refuse(what, f"torch.fx cannot trace it: {reason}")
-        places: dict[fx.Node, int] = {}
-        values = iter(inputs)
+            return self.refuse(layer, f"torch.fx cannot trace it: {reason}")
+        positions: dict[fx.Node, int] = {}
+        remaining = list(inputs)
         for node in graph.nodes:
             if node.op == "placeholder":
-                place = next(values, None)
-                if place is None:
-                    return self.refuse(what, "takes more than one input")
-                places[node] = place
+                if not remaining:
+                    return self.refuse(layer, "takes more than one input")
+                positions[node] = remaining.pop(0)
             elif node.op == "output":
                 if not isinstance(node.args[0], fx.Node):
-                    return self.refuse(what, "returns something other than one tensor")
-                return places[node.args[0]]
+                    return self.refuse(layer, "returns something other than one tensor")
+                return positions[node.args[0]]
             else:
-                places[node] = self.call(module, name, node, places)
+                positions[node] = self.call(module, name, node, positions)
         raise AssertionError("a torch.fx graph must end in an output node")
 
     def call(
-        self, module: nn.Module, name: str, node: fx.Node, places: Mapping[fx.Node, int]
+        self, module: nn.Module, name: str, node: fx.Node, positions: Mapping[fx.Node, int]
     ) -> int:
         if node.op == "call_module":
             child, path = module.get_submodule(str(node.target)), _join(name, str(node.target))
-            values = [places[arg] for arg in node.args if isinstance(arg, fx.Node)]
-            if node.kwargs or len(values) != len(node.args):
-                what = f"layer {path!r} ({type(child).__name__})"
-                return self.refuse(what, "called with something other than computed values")
-            return self.module(child, path, values)
+            inputs = [positions[arg] for arg in node.args if isinstance(arg, fx.Node)]
+            if node.kwargs or len(inputs) != len(node.args):
+                layer = f"layer {path!r} ({type(child).__name__})"
+                return self.refuse(layer, "called with something other than computed values")
+            return self.module(child, path, inputs)
         path = _join(name, node.name)
-        called = getattr(node.target, "__name__", node.target)
-        what = f"{node.op} {path!r} ({called} in {type(module).__name__})"
         try:
-            return self.function(node, path, places)
+            return self.function(node, path, positions)
         except (UnsupportedError, TypeError) as reason:
-            return self.refuse(what, reason)
+            called = getattr(node.target, "__name__", node.target)
+            operation = f"{node.op} {path!r} ({called} in {type(module).__name__})"
+            return self.refuse(operation, reason)
 
-    def function(self, node: fx.Node, path: str, places: Mapping[fx.Node, int]) -> int:
+    def function(self, node: fx.Node, path: str, positions: Mapping[fx.Node, int]) -> int:
         if node.op == "get_attr":
             raise UnsupportedError("a tensor used outside a layer")
         if node.target in _SUMS or node.target in _PRODUCTS:
             if node.kwargs:
                 raise UnsupportedError(f"called with {dict(node.kwargs)}")
             rule, values = _combine(node.target, node.args)
-            return self.add(rule, [places[value] for value in values], path)
+            return self.add(rule, [positions[value] for value in values], path)
         if node.target not in _FUNCTIONS:
             raise UnsupportedError()
         if len(node.all_input_nodes) != 1 or node.args[:1] != (node.all_input_nodes[0],):
             raise UnsupportedError("called with something other than one value and constants")
-        same = _FUNCTIONS[node.target](*node.args[1:], **node.kwargs)
-        return self.module(same, path, [places[node.all_input_nodes[0]]])
+        equivalent = _FUNCTIONS[node.target](*node.args[1:], **node.kwargs)
+        return self.module(equivalent, path, [positions[node.all_input_nodes[0]]])
 
     def check_inplace(self, output: int) -> None:
         """Refuse an in-place layer whose input is used elsewhere: fx has the old value there."""
