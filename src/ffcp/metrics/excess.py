@@ -133,12 +133,12 @@ def excess_of(
         raise ValueError("rows with several outputs are covered in part: pass joint=True")
     if not 2 <= folds <= len(hits):
         raise ValueError(f"'folds' must be 2 to {len(hits)}, the number of rows, got {folds}")
-    guess = np.empty(len(hits))
-    for part in np.array_split(np.random.default_rng(seed).permutation(len(hits)), folds):
-        others = np.setdiff1d(np.arange(len(hits)), part)
-        guess[part] = _probability(classifier, inputs[others], hits[others], inputs[part])
+    predicted = np.empty(len(hits))
+    for fold in np.array_split(np.random.default_rng(seed).permutation(len(hits)), folds):
+        others = np.setdiff1d(np.arange(len(hits)), fold)
+        predicted[fold] = _probability(classifier, inputs[others], hits[others], inputs[fold])
     target = 1 - float(exact_alpha(alpha))
-    gains = (hits - target) ** 2 - (hits - guess) ** 2
+    gains = (hits - target) ** 2 - (hits - predicted) ** 2
     error = float(gains.std(ddof=1)) / math.sqrt(len(gains))
     return ExcessRisk(float(gains.mean()), error, len(gains))
 
@@ -148,8 +148,8 @@ def _probability(classifier: Any, x: Array, covered: Array, new: Array) -> Array
     if covered.min() == covered.max():
         return np.full(len(new), covered[0])
     if classifier is not None:
-        learned = copy.deepcopy(classifier).fit(x, covered)
-        return np.asarray(learned.predict_proba(new)[:, 1], dtype=np.float64)
+        fitted = copy.deepcopy(classifier).fit(x, covered)
+        return np.asarray(fitted.predict_proba(new)[:, 1], dtype=np.float64)
     lightgbm = needed("lightgbm", "trees", "excess_risk() without a classifier")
     booster = lightgbm.train(_SETTINGS, lightgbm.Dataset(x, covered), _TREES)
     return np.asarray(booster.predict(new), dtype=np.float64)

@@ -90,9 +90,9 @@ def cut(values: Any, slices: int = 3) -> np.ndarray:
     ends = np.unique(np.quantile(array, np.arange(1, slices) / slices, method="lower"))
     codes = np.searchsorted(ends, array)
     names = {}
-    for place, code in enumerate(np.unique(codes), start=1):
-        own = array[codes == code]
-        names[code] = f"{place}: {number(own.min())} to {number(own.max())}"
+    for i, code in enumerate(np.unique(codes), start=1):
+        members = array[codes == code]
+        names[code] = f"{i}: {number(members.min())} to {number(members.max())}"
     return np.array([names[code] for code in codes])
 
 
@@ -120,19 +120,14 @@ def tertiles(y: Any) -> np.ndarray:
     zeros = values == 0
     if zeros.mean() > 0.5:
         rest = values[~zeros]
-        cut = np.nanquantile(rest, 0.5, method="lower") if len(rest) else 0.0
-        return np.where(zeros, "zero", np.where(values <= cut, "low", "high"))
+        median = np.nanquantile(rest, 0.5, method="lower") if len(rest) else 0.0
+        return np.where(zeros, "zero", np.where(values <= median, "low", "high"))
     low, high = np.nanquantile(values, [1 / 3, 2 / 3], method="lower")
     return np.where(values <= low, "low", np.where(values <= high, "middle", "high"))
 
 
 def size_stratified_coverage(
-    interval: Sequence[Any],
-    y: Any,
-    bins: int = 5,
-    *,
-    joint: Any = False,
-    missing: bool = False,
+    interval: Sequence[Any], y: Any, bins: int = 5, *, joint: Any = False, missing: bool = False
 ) -> GroupCoverage:
     """Return the coverage among rows of similar interval length, from short to long.
 
@@ -164,8 +159,8 @@ def size_stratified_coverage(
     lengths = (upper - lower).reshape(len(lower), -1).mean(dim=1)
     # Lengths that differ by rounding, by less than one in 100,000, are counted as equal.
     finite = lengths[lengths.isfinite() & (lengths > 0)]
-    longest = finite.max() if len(finite) else 1.0
-    rounded = ((lengths / longest).log() * 1e5).round()
+    unit = finite.max() if len(finite) else 1.0
+    rounded = ((lengths / unit).log() * 1e5).round()
     ordered = rounded.sort().values
     cuts = ordered[[len(ordered) * i // bins for i in range(1, bins)]].unique()
     strata = torch.bucketize(rounded, cuts, right=True)
@@ -174,7 +169,8 @@ def size_stratified_coverage(
     lengths, strata, hits = lengths[known], strata[known], hits[known]
     groups: dict[Hashable, Coverage] = {}
     for stratum in strata.unique():
-        own, inside = lengths[strata == stratum], hits[strata == stratum]
-        name = f"{float(own.min()):.4g} to {float(own.max()):.4g}"
-        groups[name] = Coverage(float(inside.mean()), len(inside))
+        members = strata == stratum
+        shortest, longest = float(lengths[members].min()), float(lengths[members].max())
+        share = float(hits[members].mean())
+        groups[f"{shortest:.4g} to {longest:.4g}"] = Coverage(share, int(members.sum()))
     return GroupCoverage(groups)

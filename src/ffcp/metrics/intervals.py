@@ -47,7 +47,7 @@ def coverage(interval: Sequence[Any], y: Any, *, joint: Any = False, missing: bo
     """
     levels, are_many = levels_of(interval, y)
     hits = [hits_of(level, y, joint, missing) for level in levels]
-    shares = [Coverage(float(one.nanmean()), int((~one.isnan()).sum())) for one in hits]
+    shares = [Coverage(float(h.nanmean()), int((~h.isnan()).sum())) for h in hits]
     return shares if are_many else shares[0]
 
 
@@ -133,16 +133,16 @@ def pinball_loss(quantiles: Any, y: Any, levels: Any, *, missing: bool = False) 
     [0.5, 0.25]
     """
     exact, are_many = exact_alphas(levels)
-    given = as_tensor(quantiles)
-    given = given if are_many else given[None]
-    if len(given) != len(exact):
+    tensor = as_tensor(quantiles)
+    tensor = tensor if are_many else tensor[None]
+    if len(tensor) != len(exact):
         raise ValueError(
-            f"'levels' has {len(exact)} entries, 'quantiles' {len(given)}: pass one per quantile"
+            f"'levels' has {len(exact)} entries, 'quantiles' {len(tensor)}: pass one per quantile"
         )
     losses = []
-    for guess, level in zip(given, map(float, exact), strict=True):
-        miss = target_of(y, guess, missing) - guess
-        losses.append(float(torch.maximum(level * miss, (level - 1) * miss).nanmean()))
+    for quantile, level in zip(tensor, map(float, exact), strict=True):
+        error = target_of(y, quantile, missing) - quantile
+        losses.append(float(torch.maximum(level * error, (level - 1) * error).nanmean()))
     return losses if are_many else losses[0]
 
 
@@ -192,8 +192,8 @@ def levels_of(interval: Sequence[Any], y: Any) -> tuple[list[Sequence[Any]], boo
     if prediction is not None:  # it has no dimension of levels; else compare with the targets
         are_many = lower.dim() > as_tensor(prediction).dim()
     else:
-        one = lower.shape[1:]
-        are_many = lower.shape != target.shape and one == _like(target, one).shape
+        shape = lower.shape[1:]  # of one level, if there are levels
+        are_many = lower.shape != target.shape and shape == _like(target, shape).shape
     if not are_many:
         return [interval], False
     levels = getattr(interval, "levels", None) or list(zip(*interval[:2], strict=True))
