@@ -66,9 +66,9 @@ def conformal_selection(
 
     Notes
     -----
-    Promised, for independent rows from one distribution: the false discovery rate is at most
-    ``fdr``. It is about this set of rows: a row by itself, or one of two calls on halves of the
-    rows, is another question.
+    Guarantee, for independent rows from one distribution: the false discovery rate is at most
+    ``fdr``. It concerns this set of rows as a whole, not a single row, nor one of two calls on
+    halves of the rows.
 
     Examples
     --------
@@ -99,8 +99,8 @@ def conformal_selection(
             f"conformal_selection takes a predictor of intervals or of label sets, got "
             f"{type(predictor).__name__}"
         )
-    now = predictor.snapshot()
-    calibration = now.calibrated().calibration
+    predictor = predictor.snapshot()
+    calibration = predictor.calibrated().calibration
     if type(calibration) is not Marginal:
         raise ValueError(
             f"{type(calibration).__name__} has a threshold for each row or a summary of the "
@@ -108,12 +108,13 @@ def conformal_selection(
             "ranked among the same calibration rows: calibrate with ffcp.calibrations.Marginal"
         )
     if above is None:
-        p_values = _of_other_labels(now, x, label)
+        p_values = _p_values_of_other_labels(predictor, x, label)
     else:
-        scores = _scores_at(now, x, above)
+        scores = _scores_at(predictor, x, above)
         p_values = tail_counts(calibration, scores[:, None], {}).p_values()[:, 0]
-    of = len(calibration) + 1
-    return Discoveries(benjamini_hochberg((p_values * of).round().long(), of, fdr), p_values)
+    total = len(calibration) + 1  # p-values are ranks among the calibration rows and the new one
+    selected = benjamini_hochberg((p_values * total).round().long(), total, fdr)
+    return Discoveries(selected, p_values)
 
 
 def _scores_at(predictor: Any, x: Any, above: Any) -> Tensor:
@@ -135,7 +136,7 @@ def _scores_at(predictor: Any, x: Any, above: Any) -> Tensor:
     return scores
 
 
-def _of_other_labels(predictor: Any, x: Any, label: Any) -> Tensor:
+def _p_values_of_other_labels(predictor: Any, x: Any, label: Any) -> Tensor:
     """Return the largest p-value of all labels but one, (n,)."""
     if not isinstance(predictor, SetPredictor):
         raise TypeError("label= is for label sets: pass above= for intervals")

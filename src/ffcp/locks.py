@@ -31,10 +31,10 @@ def lock(*, reentrant: bool = False) -> Any:
     A forked process has none of its parent's other threads: it would wait forever for a lock that
     one of them held, and find their work half done. So all of these locks are taken for a fork.
     """
-    made = threading.RLock() if reentrant else threading.Lock()
+    new = threading.RLock() if reentrant else threading.Lock()
     with _ADDING:
-        _LOCKS.add(made)
-    return made
+        _LOCKS.add(new)
+    return new
 
 
 _ADDING = threading.Lock()

@@ -43,25 +43,26 @@ class ShownAsTable:
             widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
             left = _WIDTH - 2 - sum(2 + width for width in widths[1:])
             widths[0] = min(widths[0], max(_LEAST, left))
-            for place, (name, *cells) in enumerate((names, *rows), start=-1):
-                first, *more = textwrap.wrap(name, widths[0], subsequent_indent="  ")
+            for row, (name, *cells) in enumerate((names, *rows), start=-1):  # -1: the head
+                first, *continued = textwrap.wrap(name, widths[0], subsequent_indent="  ")
                 pairs = zip(cells, widths[1:], strict=True)
                 numbers = "".join(f"  {cell:>{width}}" for cell, width in pairs)
-                lines.append(f"{'>' if place == chosen else ' '} {first:<{widths[0]}}{numbers}")
-                lines += [f"  {line}" for line in more]
+                mark = ">" if row == chosen else " "
+                lines.append(f"{mark} {first:<{widths[0]}}{numbers}")
+                lines += [f"  {line}" for line in continued]
         return "\n".join([*lines, *_wrapped(below)])
 
     def _repr_html_(self) -> str:
         above, names, rows, chosen, below = self.ranking()
         table = []
-        for place, cells in enumerate((names, *rows) if rows else (), start=-1):
-            bold = "<b>{}</b>" if place in (-1, chosen) else "{}"
-            marked = ("> " * (place == chosen) + cells[0], *cells[1:])
-            first, *numbers = (bold.format(html.escape(cell)) for cell in marked)
+        for row, (name, *cells) in enumerate((names, *rows) if rows else (), start=-1):
+            style = "<b>{}</b>" if row in (-1, chosen) else "{}"
+            name = f"> {name}" if row == chosen else name
+            first, *numbers = (style.format(html.escape(cell)) for cell in (name, *cells))
             right = "".join(f'<td style="text-align:right">{cell}</td>' for cell in numbers)
             table.append(f'<tr><td style="text-align:left">{first}</td>{right}</tr>')
-        listed = f"<table>{''.join(table)}</table>" if table else ""
-        return f"{_paragraphs(above)}{listed}{_paragraphs(below)}"
+        body = f"<table>{''.join(table)}</table>" if table else ""
+        return f"{_paragraphs(above)}{body}{_paragraphs(below)}"
 
 
 def _wrapped(texts: Sequence[str]) -> list[str]:
