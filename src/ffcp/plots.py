@@ -69,16 +69,16 @@ def intervals(
             f"the interval has {centre.shape[1]} outputs, and 'ax' is one axes: pass output=..."
         )
     axes = [ax] if ax is not None else _panels(min(len(outputs), _PANELS))
-    for place, panel in zip(outputs, axes, strict=False):
-        across = centre[:, place] if x is None else _array(x).reshape(-1)
+    for number, panel in zip(outputs, axes, strict=False):
+        across = centre[:, number] if x is None else _array(x).reshape(-1)
         if len(across) != len(centre):
             raise ValueError(f"x has {len(across)} numbers, the interval {len(centre)} rows")
-        own = None if target is None else target[:, place]
-        parts = centre[:, place], lower[..., place], upper[..., place]
-        _draw(panel, across, *parts, own, interval.alpha)
+        y_panel = None if target is None else target[:, number]
+        ends = lower[..., number], upper[..., number]
+        _draw(panel, across, centre[:, number], *ends, y_panel, interval.alpha)
         panel.set(
             xlabel=xlabel or ("prediction" if x is None else "feature"),
-            ylabel=ylabel if len(outputs) == 1 else f"{ylabel} {place}",
+            ylabel=ylabel if len(outputs) == 1 else f"{ylabel} {number}",
         )
     _legend(axes)
     return axes[0] if len(axes) == 1 else np.array(axes, dtype=object)
@@ -102,17 +102,16 @@ def ellipses(
     """
     ax = _panels(1, size=(4.6, 4.6))[0] if ax is None else ax
     root = np.linalg.cholesky(_array(ellipsoid.correlation))
-    turn = np.linspace(0, 2 * math.pi, 181)
-    circle = root @ np.stack([np.cos(turn), np.sin(turn)])
+    angle = np.linspace(0, 2 * math.pi, 181)
+    circle = root @ np.stack([np.cos(angle), np.sin(angle)])
     centre, lower, upper = _laid_out(ellipsoid)
-    inside = (
-        None if y is None else _array(ellipsoid.contains(y)).reshape(len(lower), -1).max(axis=0)
-    )
+    if y is not None:
+        inside = _array(ellipsoid.contains(y)).reshape(len(lower), -1).max(axis=0)
     for row in [row for row in rows if row < len(centre)]:
         for half in (upper - lower)[:, row] / 2:
             ax.fill(*(centre[row][:, None] + half[:, None] * circle), color=_BAND, alpha=0.25, lw=0)
         ax.plot(*centre[row], ".", color=_LINE, ms=4)
-        if inside is not None:
+        if y is not None:
             colour = _DOT if inside[row] else _MISS
             ax.plot(*_array(y)[row], "o", ms=5, color=colour, zorder=3)
     ax.set(xlabel="output 0", ylabel="output 1")
@@ -142,15 +141,13 @@ def calibration_curve(interval: Any, y: Any, *, missing: bool = False, ax: Any =
     coverages = metrics.coverage(interval, y, missing=missing)
     nominal = 1 - np.array(interval.alpha)
     order = nominal.argsort()
-    share, low, high = np.array([(float(one), one.low, one.high) for one in coverages])[order].T
-    (axes,) = [ax] if ax is not None else _panels(1, size=(4.2, 4.2))
-    axes.plot([0, 1], [0, 1], color="#999999", lw=1, ls="--", label="nominal")
-    errors = np.clip([share - low, high - share], 0, 1)
+    ax = _panels(1, size=(4.2, 4.2))[0] if ax is None else ax
+    ax.plot([0, 1], [0, 1], color="#999999", lw=1, ls="--", label="nominal")
     look = {"fmt": "o-", "ms": 4, "lw": 1.2, "color": _BAND, "label": "measured"}
-    axes.errorbar(nominal[order], share, errors, **look)
-    axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="1 - alpha", ylabel="covered", aspect="equal")
-    axes.legend(frameon=False, fontsize=8, loc="upper left")
-    return axes
+    ax.errorbar(nominal[order], *_shares([coverages[i] for i in order]), **look)
+    ax.set(xlim=(0, 1), ylim=(0, 1), xlabel="1 - alpha", ylabel="covered", aspect="equal")
+    ax.legend(frameon=False, fontsize=8, loc="upper left")
+    return ax
 
 
 def group_coverage(
@@ -186,19 +183,19 @@ def group_coverage(
     """
     if isinstance(interval.alpha, tuple):
         raise ValueError("coverage of groups is drawn for one level: predict with one alpha")
-    found = metrics.group_coverage(interval, y, groups, feature=feature, slices=slices).groups
-    (axes,) = [ax] if ax is not None else _panels(1, size=(max(4.2, 0.7 * len(found) + 2), 3.4))
-    share, low, high = np.array([(float(one), one.low, one.high) for one in found.values()]).T
+    coverages = metrics.group_coverage(interval, y, groups, feature=feature, slices=slices).groups
+    count = len(coverages)
+    ax = _panels(1, size=(max(4.2, 0.7 * count + 2), 3.4))[0] if ax is None else ax
     look = {"fmt": "o", "ms": 5, "lw": 1.4, "capsize": 3, "color": _BAND, "label": "measured"}
-    axes.errorbar(range(len(found)), share, np.clip([share - low, high - share], 0, 1), **look)
+    ax.errorbar(range(count), *_shares([*coverages.values()]), **look)
     if interval.alpha is not None:
-        axes.axhline(1 - interval.alpha, color="#999999", lw=1, ls="--", label="nominal")
-    names = [str(name) for name in found]
+        ax.axhline(1 - interval.alpha, color="#999999", lw=1, ls="--", label="nominal")
+    names = [str(name) for name in coverages]
     turned = {"rotation": 30, "ha": "right"} if max(map(len, names)) > 9 else {}
-    axes.set_xticks(range(len(found)), names, **turned)
-    axes.set(xlabel=xlabel, ylabel="covered", xlim=(-0.5, len(found) - 0.5), ylim=(None, 1.01))
-    axes.legend(frameon=False, fontsize=8, bbox_to_anchor=(1, 1), loc="upper left")
-    return axes
+    ax.set_xticks(range(count), names, **turned)
+    ax.set(xlabel=xlabel, ylabel="covered", xlim=(-0.5, count - 0.5), ylim=(None, 1.01))
+    ax.legend(frameon=False, fontsize=8, bbox_to_anchor=(1, 1), loc="upper left")
+    return ax
 
 
 def coverage_by_width(interval: Any, y: Any, *, slices: int = 5, ax: Any = None) -> Any:
@@ -224,26 +221,32 @@ def coverage_by_width(interval: Any, y: Any, *, slices: int = 5, ax: Any = None)
     return group_coverage(interval, y, feature=width, slices=slices, xlabel="width", ax=ax)
 
 
-def wealth(curves: Mapping[str, tuple[Sequence[float], int, float]], ax: Any = None) -> Any:
+def wealth(curves: Mapping[str, tuple[Sequence[float], float]], ax: Any = None) -> Any:
     """Draw the wealth of tests of drift on a logarithmic scale.
 
     Parameters
     ----------
     curves : dict
-        For every test the logarithms of its wealth, the number of rows between two of them, and
-        the limit of its alarm.
+        For every test the logarithms of its wealth after each row, and the limit of its alarm.
     ax : Axes, default=None
         The axes to draw into.
     """
     ax = _panels(1)[0] if ax is None else ax
-    for name, (logs, step, limit) in curves.items():
-        rows = step * np.arange(len(logs))
-        (line,) = ax.plot(rows, np.array(logs) / math.log(10), linewidth=1.6, label=name)
+    for name, (logs, limit) in curves.items():
+        (line,) = ax.plot(np.array(logs) / math.log(10), linewidth=1.6, label=name)
         ax.axhline(math.log10(limit), color=line.get_color(), linestyle="--", linewidth=0.9)
     ax.set(xlabel="row", ylabel="wealth, powers of 10")
     if curves:
         ax.legend(title="test (dashed: its alarm)", fontsize="small", frameon=False)
     return ax
+
+
+def _shares(coverages: Sequence[metrics.Coverage]) -> tuple[np.ndarray, np.ndarray]:
+    """Return shares of covered rows, and the lengths of their error bars below and above."""
+    share = np.array([float(coverage) for coverage in coverages])
+    below = [coverage - coverage.low for coverage in coverages]
+    above = [coverage.high - coverage for coverage in coverages]
+    return share, np.clip([below, above], 0, 1)
 
 
 def _legend(axes: Sequence[Any]) -> None:
@@ -285,7 +288,6 @@ def _draw(
 ) -> None:
     """Draw one output: levels (levels, n) from the widest to the narrowest."""
     levels: list[Any] = list(alpha) if isinstance(alpha, Sequence) else [alpha]
-    by_width = np.argsort(levels)
     order = np.argsort(x, kind="stable")
     if y is not None:
         _targets(ax, x, y, lower.min(axis=0), upper.max(axis=0))
@@ -293,18 +295,17 @@ def _draw(
     is_line = all(_is_line(end[order]) for end in (lower[0], upper[0], centre))
     grid = np.linspace(x.min(), x.max(), _BARS)
     bars = order[np.unique(np.searchsorted(x[order], grid).clip(0, len(x) - 1))]
-    for depth, level in enumerate(by_width):
-        ends = np.clip(lower[level], low, high), np.clip(upper[level], low, high)
+    for depth, level in enumerate(np.argsort(levels)):  # the widest first
+        bottom, top = np.clip(lower[level], low, high), np.clip(upper[level], low, high)
         label = _level_label(levels[level], depth, len(levels))
-        thin = not is_line  # bars are thin, so none is as light as the lightest area
-        colour = _shade(depth + thin, len(levels) + thin)
         if is_line:
-            spans = [x[order], *(end[order] for end in ends)]
-            ax.fill_between(*spans, color=colour, lw=0, label=label)
+            colour = _shade(depth, len(levels))
+            ax.fill_between(x[order], bottom[order], top[order], color=colour, lw=0, label=label)
         else:
+            # Bars are thin, so none is as light as the lightest area.
+            look = {"color": _shade(depth + 1, len(levels) + 1), "label": label, "zorder": 2.8}
             width = 1.6 + 2.4 * depth / len(levels)
-            spans = [x[bars], *(end[bars] for end in ends)]
-            ax.vlines(*spans, color=colour, lw=width, label=label, zorder=2.8)
+            ax.vlines(x[bars], bottom[bars], top[bars], lw=width, **look)
     if is_line:
         ax.plot(x[order], centre[order], color=_LINE, lw=1.2, label="prediction")
     else:
@@ -320,15 +321,16 @@ def _shade(depth: int, levels: int) -> tuple[float, ...]:
 
 
 def _targets(ax: Any, x: np.ndarray, y: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> None:
+    """Draw known targets as dots, of many only some."""
     known = np.flatnonzero(~np.isnan(y))
     shown = known[:: math.ceil(len(known) / _DOTS) or 1]
     inside = ((lower <= y) & (y <= upper))[shown]
     size = 12 if len(shown) < 300 else 5 if len(shown) < 1500 else 2
-    for rows, colour, label, depth in (
+    for rows, colour, label, zorder in (
         (shown[inside], _DOT, "target", 2.5),
         (shown[~inside], _MISS, "target outside", 3.0),
     ):
-        look = {"s": size, "color": colour, "alpha": 0.5, "lw": 0, "zorder": depth}
+        look = {"s": size, "color": colour, "alpha": 0.5, "lw": 0, "zorder": zorder}
         ax.scatter(x[rows], y[rows], label=label, **look)
 
 
@@ -346,8 +348,8 @@ def _limits(*parts: np.ndarray | None) -> tuple[float, float]:
     values = np.concatenate([part.reshape(-1) for part in parts if part is not None])
     values = values[np.isfinite(values)]
     low, high = float(values.min()), float(values.max())
-    room = 0.04 * (high - low) or 0.5
-    return low - room, high + room
+    margin = 0.04 * (high - low) or 0.5
+    return low - margin, high + margin
 
 
 def _is_line(values: np.ndarray) -> bool:
@@ -362,10 +364,10 @@ def _is_line(values: np.ndarray) -> bool:
 def _laid_out(interval: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the prediction (n, m) and the ends (levels, n, m) of intervals."""
     centre = _array(interval.prediction)
-    shape = (len(centre), -1)
     levels = len(interval.lower) if interval.lower.dim() > interval.prediction.dim() else 1
-    lower, upper = (_array(end).reshape(levels, *shape) for end in (interval.lower, interval.upper))
-    return centre.reshape(shape), lower, upper
+    lower = _array(interval.lower).reshape(levels, len(centre), -1)
+    upper = _array(interval.upper).reshape(levels, len(centre), -1)
+    return centre.reshape(len(centre), -1), lower, upper
 
 
 def _array(values: Any) -> np.ndarray:

@@ -168,14 +168,14 @@ def picture(results: list[DemoResult]) -> Figure:
     figure = Figure(figsize=(9, 3.1 * len(results) + 0.4), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(len(results), 2, sharex=True, sharey="row", squeeze=False)
-    for line, result in zip(axes, results, strict=True):
+    for panels, result in zip(axes, results, strict=True):
         # Layer 2 is where FFCP does best on growth; the same on waves, for comparison.
-        for axis, row in zip(line, (result.rows[0], result.rows[3]), strict=True):
+        for axis, row in zip(panels, (result.rows[0], result.rows[3]), strict=True):
             name = f"y  ({result.data.name})"
             row.interval.plot(result.x[:, 0], result.y, ax=axis, xlabel="x", ylabel=name)
             title = row.method if row.layer == "-" else f"{row.method}, layer {row.layer}"
-            found = f"mean length {row.length:.2f},  coverage {row.coverage:.1%}"
-            axis.set_title(f"{title}:  {found}", fontsize=9, loc="left")
+            summary = f"mean length {row.length:.2f},  coverage {row.coverage:.1%}"
+            axis.set_title(f"{title}:  {summary}", fontsize=9, loc="left")
             axis.get_legend().remove()
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=4, frameon=False)

@@ -125,9 +125,9 @@ def predict(
             parts: Iterable[Any] = predict_files(fitted, tables, where, alpha)
             written = [where]
         else:
-            written = _places(tables, out, fitted.kind)
+            written = _output_files(tables, out, fitted.kind)
             pairs = zip(tables, written, strict=True)
-            parts = (part for one, to in pairs for part in fitted.predict_file(one, to, alpha))
+            parts = (part for pair in pairs for part in fitted.predict_file(*pair, alpha))
         rows = empty = 0
         remarks: dict[str, None] = {}
         with _progress("predicting") as show_progress:
@@ -142,35 +142,36 @@ def predict(
     say(f"Written: {', '.join(map(str, written))}, {rows:,} rows")
 
 
-def _places(tables: list[Path], out: Path | None, kind: str) -> list[Path]:
+def _output_files(tables: list[Path], out: Path | None, kind: str) -> list[Path]:
     """Return the output file of each table; raise if it is the table itself or used twice."""
     from ffcp.tables import TableError, table_io
 
     if out is not None and len(tables) > 1:
         raise TableError("--out names one file, but there are several tables: leave it out")
-    places: dict[Path, Path] = {}
+    table_of: dict[Path, Path] = {}
     for table in tables:
         ending = ".parquet" if table_io.is_parquet(table) else ".csv"
-        where = out or table.with_name(f"{table_io.base_name(table)}.{kind}{ending}")
-        if where.resolve() == table.resolve():
+        file = out or table.with_name(f"{table_io.base_name(table)}.{kind}{ending}")
+        if file.resolve() == table.resolve():
             raise TableError(f"--out {out} is the table itself: name another file")
-        if where in places:
+        if file in table_of:
             raise TableError(
-                f"{places[where]} and {table} would both be written to {where}: predict them one "
+                f"{table_of[file]} and {table} would both be written to {file}: predict them one "
                 "by one, with --out"
             )
-        places[where] = table
-    return list(places)
+        table_of[file] = table
+    return list(table_of)
 
 
 def _requested(alpha: float | None, confidence_level: float | None) -> Any:
     """Return the requested alpha as an exact fraction, or ``None``."""
     from ffcp.conformal.rank import requested_alpha
 
+    if alpha is None and confidence_level is None:
+        return None
     if alpha is not None and confidence_level is not None:
         raise typer.BadParameter("pass --alpha or --confidence-level, not both")
-    is_given = alpha is not None or confidence_level is not None
-    return requested_alpha(alpha, confidence_level) if is_given else None
+    return requested_alpha(alpha, confidence_level)
 
 
 def check(
@@ -238,7 +239,7 @@ def _reported() -> Iterator[None]:
         except KeyboardInterrupt:
             typer.echo("Stopped: nothing was written.", err=True)
             raise typer.Exit(130) from None
-    notes = (str(one.message) for one in remarks if issubclass(one.category, FFCPWarning))
+    notes = [str(remark.message) for remark in remarks if issubclass(remark.category, FFCPWarning)]
     for note in dict.fromkeys(notes):
         say(f"Note: {note}")
 
@@ -251,8 +252,8 @@ def _progress(what: str) -> Iterator[Any]:
     bar = Progress(*columns, transient=True, disable=not Console().is_terminal)
     with hidden(), bar as progress:
         task = progress.add_task(what, total=None)
-        yield lambda what, share: progress.update(
-            task, description=what, completed=share, total=None if share is None else 1.0
+        yield lambda step, share: progress.update(
+            task, description=step, completed=share, total=None if share is None else 1.0
         )
 
 
@@ -275,12 +276,14 @@ def _support(text: str | None) -> tuple[float | None, float | None]:
 
 
 def _print_fit(fitted: FittedTable) -> None:
+    """Print a fit's target, decisions, rows, guarantee and test results."""
     from ffcp.tables.training import training_summary
 
     about = fitted.about
-    what = f"{len(about.classes)} classes" if about.classes else "numbers"
+    values = f"{len(about.classes)} classes" if about.classes else "numbers"
     used = len(fitted.columns[0].used)
-    say(f"Target {about.target!r}: {what}, from {used} column{'s' * (used != 1)} of {about.source}")
+    columns = "1 column" if used == 1 else f"{used} columns"
+    say(f"Target {about.target!r}: {values}, from {columns} of {about.source}")
     for decision in about.decisions:
         say(f"Decided: {decision}")
     say("Rows: " + ", ".join(f"{count:,} for {name}" for name, count in about.rows.items()))
@@ -292,6 +295,7 @@ def _print_fit(fitted: FittedTable) -> None:
 
 
 def _print_measured(measured: Measured, labels: bool, columns: bool = False) -> None:
+    """Print coverage and size, overall and by groups, and the columns with the lowest coverage."""
     length = "mean size" if labels else "mean length"
     size = "" if measured.size is None else f", {length} {number(measured.size)}"
     score = "" if measured.score is None else f", interval score {number(measured.score)}"
@@ -307,9 +311,9 @@ def _print_measured(measured: Measured, labels: bool, columns: bool = False) -> 
     for title, parts in (("By group", measured.groups), ("Lowest coverage", worst)):
         rows = []
         for part in parts:
-            shares = f"{part.coverage:.1%}", f"{part.low:.1%} to {part.high:.1%}"
+            coverage, interval = f"{part.coverage:.1%}", f"{part.low:.1%} to {part.high:.1%}"
             size = "infinite" if part.size is None else number(part.size)
-            rows.append((part.column, part.value, f"{part.rows:,}", *shares, size))
+            rows.append((part.column, part.value, f"{part.rows:,}", coverage, interval, size))
         if rows:
             print_table(title, ("column", "value", "rows", "coverage", "interval", length), rows)
 
@@ -322,27 +326,27 @@ def _depends(value: float, low: float, high: float) -> str:
     >>> _depends(-0.001, -0.002, 0.0)
     'no difference between rows found (excess risk -0.0010 [-0.0020, 0.0000])'
     """
-    found = f"differs by about {math.sqrt(max(value, 0.0)):.0%} between rows"
-    found = found.replace("%", " %") if low > 0 else "no difference between rows found"
-    return f"{found} (excess risk {value:.4f} [{low:.4f}, {high:.4f}])"
+    summary = "no difference between rows found"
+    if low > 0:
+        summary = f"differs by about {100 * math.sqrt(max(value, 0.0)):.0f} % between rows"
+    return f"{summary} (excess risk {value:.4f} [{low:.4f}, {high:.4f}])"
 
 
 def _print_watched(monitor: Monitor | None, fitted: FittedTable, time: str | None) -> None:
     """Print whether drift was detected, and the tests."""
-    from ffcp.online.monitor import COLUMNS, TARGET
+    from ffcp.online.monitor import COLUMNS, TARGET, cell
 
     if monitor is None:
         why = "a fit by folds keeps no scores" if fitted.about.folds else "pass --time COLUMN"
         say(f"Not tested for drift: {why}.")
         return
+    table, drift, order, bound = monitor.table(), monitor.alarm, f"order of {time!r}", 2
     if time is None:  # rows in random order are compared with calibration, not with one another
-        drift, shown = monitor.alarms[TARGET] is not None, monitor.table()[:1]
-        order, times = "random order", 1
-    else:
-        drift, shown, order, times = monitor.alarm, monitor.table(), f"order of {time!r}", 2
-    rows = [[f"{v:.4g}" if isinstance(v, float) else str(v) for v in one.values()] for one in shown]
+        table, drift = table[:1], monitor.alarms[TARGET] is not None
+        order, bound = "random order", 1
+    rows = [[cell(value) for value in row.values()] for row in table]
     title = f"Drift tests ({monitor.rows:,} rows in {order})"
-    print_table(title, shown[0], rows)
+    print_table(title, table[0], rows)
     say(COLUMNS.strip())
-    odds = f"the probability of a false alarm is at most {times / monitor.threshold:.2g}"
+    odds = f"the probability of a false alarm is at most {bound / monitor.threshold:.2g}"
     say(f"Drift detected: {odds}." if drift else "No drift detected.")

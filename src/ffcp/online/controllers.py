@@ -62,8 +62,9 @@ class Window:
         if alpha <= 0 or alpha >= 1:
             return math.inf if alpha <= 0 else -math.inf
         scores, sums = self._sorted()
-        place = int(np.searchsorted(sums, math.ceil((int(sums[-1]) + _ONE) * (1 - alpha)))) - 1
-        return float(scores[place]) if place < len(scores) else math.inf
+        needed = math.ceil((int(sums[-1]) + _ONE) * (1 - alpha))  # weight, with the new row's
+        position = int(np.searchsorted(sums, needed)) - 1
+        return float(scores[position]) if position < len(scores) else math.inf
 
     def largest_level(self, score: float) -> float:
         """Return the largest alpha whose threshold covers a score."""
@@ -142,8 +143,8 @@ class Control:
 
     def state(self) -> dict[str, Any]:
         """Return the changing attributes as plain data."""
-        own = {name: getattr(self, name) for name in self.changing}
-        return {**own, "scores": list(self.past.scores)}
+        state = {name: getattr(self, name) for name in self.changing}
+        return {**state, "scores": list(self.past.scores)}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state` returned."""
@@ -170,8 +171,8 @@ class Aci(Control):
 
     def bound(self, delay: int) -> float:
         """Return a bound on the distance of the share of misses from alpha."""
-        far = max(self.alpha, 1 - self.alpha) + self.gamma * (delay + 1)
-        return float(far / (self.gamma * max(1, self.observed)))
+        excess = max(self.alpha, 1 - self.alpha) + self.gamma * (delay + 1)
+        return float(excess / (self.gamma * max(1, self.observed)))
 
 
 class DtAci(Control):
@@ -188,14 +189,13 @@ class DtAci(Control):
     """
 
     changing = ("observed", "misses", "expert_misses", "weights")
-    gammas = tuple(Fraction(one, 1000) for one in (1, 2, 4, 8, 16, 32, 64, 128))
+    gammas = tuple(Fraction(2**i, 1000) for i in range(8))
 
     def __init__(self, alpha: Fraction, past: Window, horizon: int = 500) -> None:
         super().__init__(alpha, past)
-        k = len(self.gammas)
+        k, a = len(self.gammas), float(alpha)
         self.expert_misses, self.weights = [0] * k, [1 / k] * k
         self.sigma = 1 / (2 * horizon)
-        a = float(alpha)
         squares = ((1 - a) ** 2 * a**3 + a**2 * (1 - a) ** 3) / 3  # of the loss, p uniform
         self.eta = math.sqrt((math.log(2 * k * horizon) + 1) / (horizon * squares))
 

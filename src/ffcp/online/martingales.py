@@ -51,7 +51,7 @@ class OnlineRanks:
     """
 
     def __init__(self, start: Iterable[float] = (), seed: int | None = None) -> None:
-        self.scores = sorted(float(one) for one in start)
+        self.scores = sorted(map(float, start))
         self._random = np.random.default_rng(seed)
 
     def p_value(self, score: float) -> float:
@@ -146,11 +146,11 @@ class PlugIn:
         """Bet against the next p-value."""
         p = np.asarray(p, dtype=np.float64)
         counts = np.array(np.broadcast_to(self._counts, (*p.shape, self.bins)))
-        place = np.minimum((p * self.bins).astype(np.int64), self.bins - 1)[..., None]
-        own = np.take_along_axis(counts, place, axis=-1)
-        share = own[..., 0] / counts.sum(axis=-1)
+        index = np.minimum((p * self.bins).astype(np.int64), self.bins - 1)[..., None]
+        count = np.take_along_axis(counts, index, axis=-1)
+        share = count[..., 0] / counts.sum(axis=-1)
         self.log_wealth = self.log_wealth + np.log(share * self.bins)
-        np.put_along_axis(counts, place, own + 1, axis=-1)
+        np.put_along_axis(counts, index, count + 1, axis=-1)
         self._counts = counts
 
     def state(self) -> Any:
@@ -192,5 +192,5 @@ class Average:
 
     def restore(self, state: Any) -> None:
         """Restore what :meth:`state` returned."""
-        for part, own in zip(self.parts, state, strict=True):
-            part.restore(own)
+        for part, part_state in zip(self.parts, state, strict=True):
+            part.restore(part_state)

@@ -31,6 +31,7 @@ from ffcp.regression.regression_predictor import RegressionPredictor
 
 TARGET = "target"  # the test of scores, which needs targets
 PREDICTION, NORM, VALUES = "prediction", "gradient norm", "layer values"
+_NAMES = ("what", "rows", "value", "most", "limit", "says")  # the columns of the report
 
 
 class Test:
@@ -146,8 +147,8 @@ class Monitor(Resumable):
             raise ValueError("Monitor needs all scores: calibrate without rank_error or compress")
         self.predictor = predictor
         self.threshold, self.window, self.seed = float(threshold), window, checked_seed(seed)
-        given = feature if feature is not None else getattr(predictor, "feature", None)
-        self.feature = None if given == OUTPUT else given
+        feature = feature if feature is not None else getattr(predictor, "feature", None)
+        self.feature = None if feature == OUTPUT else feature
         if self.feature is not None:
             resolve(predictor.model, self.feature)
         self.settings = {
@@ -162,9 +163,9 @@ class Monitor(Resumable):
         comparable = not getattr(predictor, "draws_to_calibrate_only", False)
         usable = comparable and scores.shape[1] == 1
         start = scores[~scores.isnan()].tolist() if usable else []
-        self.tests: dict[str, Test] = {TARGET: Test(start, self._seed(0))}
-        names = [PREDICTION] + ([NORM] if self.feature else [])
-        self.tests.update({name: Test((), self._seed(i)) for i, name in enumerate(names, 1)})
+        self.tests = {TARGET: Test(start, self._seed(0)), PREDICTION: Test((), self._seed(1))}
+        if self.feature:
+            self.tests[NORM] = Test((), self._seed(2))
         self._centre: tuple[Tensor, Tensor] | None = None  # of the layer's values, and their spread
         self._hits: dict[Any, deque[float]] = {}
         self.rows = 0
@@ -197,8 +198,8 @@ class Monitor(Resumable):
                 spread = first.std(dim=0, correction=0)
                 self._centre = first.mean(dim=0), torch.where(spread > 0, spread, 1.0)
                 table[VALUES] = table[VALUES][half:]
-            for place, (name, values) in enumerate(self._numbers(table).items(), 1):
-                self.tests[name] = Test(values.tolist(), self._seed(place))
+            for number, (name, values) in enumerate(self._distances(table).items(), 1):
+                self.tests[name] = Test(values.tolist(), self._seed(number))
         return self
 
     def update(self, x: Any, y: Any = None, *, groups: Any = None, weights: Any = None) -> Monitor:
@@ -229,18 +230,18 @@ class Monitor(Resumable):
                 worst = worst.amax(dim=1)
                 known = worst[worst > -math.inf]  # rows with a missing target have no score
                 self.tests[TARGET].add(known.tolist(), math.log(self.threshold))
+            # Each is fair only given its own past, so they are combined by a union bound.
+            limit = math.log(self.threshold * len(features))
             for name, values in features.items():
-                # Each is fair only given its own past, so they are combined by a union bound.
-                limit = math.log(self.threshold * len(features))
                 self.tests[name].add(values.tolist(), limit)
             self.rows += rows
         return self
 
     def features(self, x: Any) -> dict[str, Tensor]:
         """Return the numbers that the tests of inputs use, by name, one for each row."""
-        return self._numbers(self._read(x))
+        return self._distances(self._read(x))
 
-    def _numbers(self, table: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _distances(self, table: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the table with a layer's values replaced by their distance from the centre."""
         values = table.pop(VALUES, None)
         if values is None or self._centre is None:
@@ -275,8 +276,11 @@ class Monitor(Resumable):
     def _record_hits(self, x: Any, y: Any, groups: Any, weights: Any, rows: int) -> None:
         """Record which rows were covered."""
         predictor: Any = self.predictor
-        options = {"groups": groups} if predictor.calibration.traits.groups else {}
-        options.update({"weights": weights} if predictor.calibration.traits.weights else {})
+        traits, options = predictor.calibration.traits, {}
+        if traits.groups:
+            options["groups"] = groups
+        if traits.weights:
+            options["weights"] = weights
         if isinstance(predictor, RegressionPredictor):
             joint = True if predictor.joint == BONFERRONI else predictor.joint
             interval = predictor.predict_interval(x, self.alpha, **options)
@@ -288,12 +292,13 @@ class Monitor(Resumable):
             mask = predictor.predict_set(x, self.alpha, **options).mask
             labels = predictor.read_target(y).to(mask.device)
             hits = mask[torch.arange(rows, device=mask.device), labels].double()
-        keys: list[list[Any]] = [[None]] * rows
+        names: Any = [None] * rows
         if groups is not None:
             names = labels_of(groups(x) if callable(groups) else groups, rows)
-            keys = [[None, name] for name in names]
-        for own, hit in zip(keys, hits.tolist(), strict=True):
-            for key in own if not math.isnan(hit) else ():  # NaN: the target is missing
+        for name, hit in zip(names, hits.tolist(), strict=True):
+            if math.isnan(hit):  # the target is missing
+                continue
+            for key in dict.fromkeys((None, name)):  # all rows, and the row's group
                 self._hits.setdefault(key, deque(maxlen=self.window)).append(hit)
 
     # -- reports ----------------------------------------------------------------------------
@@ -325,33 +330,23 @@ class Monitor(Resumable):
     def table(self) -> list[dict[str, Any]]:
         """Return the report as rows of a table."""
         with self._lock:
-            tests = [self._test_row(name, test) for name, test in self.tests.items()]
+            rows = [self._test_row(name, test) for name, test in self.tests.items()]
             covered = self.coverage()
         target = float(1 - self.alpha)
-        return tests + [
-            {
-                "what": "coverage" if group is None else f"coverage of group {group!r}",
-                "rows": rows,
-                "value": share,
-                "most": high,
-                "limit": target,
-                "says": f"{low:.3f} to {high:.3f}, "
-                + ("too low" if high < target else "as expected"),
-            }
-            for group, (share, low, high, rows) in covered.items()
-        ]
+        for group, (share, low, high, count) in covered.items():
+            what = "coverage" if group is None else f"coverage of group {group!r}"
+            verdict = "too low" if high < target else "as expected"
+            rows.append((what, count, share, high, target, f"{low:.3f} to {high:.3f}, {verdict}"))
+        return [dict(zip(_NAMES, row, strict=True)) for row in rows]
 
-    def _test_row(self, name: str, test: Test) -> dict[str, Any]:
-        says = "no drift detected" if test.rows else "no rows yet"
+    def _test_row(self, name: str, test: Test) -> tuple[Any, ...]:
+        """Return the row of a test in the report."""
+        verdict = "no drift detected" if test.rows else "no rows yet"
+        if test.alarm_row is not None:
+            verdict = f"drift: alarm at row {test.alarm_row}"
         wealth = np.exp(np.minimum([0.0, *test.wealth], 700.0))
-        return {
-            "what": f"test of {name}",
-            "rows": test.rows,
-            "value": float(wealth[-1]),
-            "most": float(wealth.max()),
-            "limit": self._limit(name),
-            "says": says if test.alarm_row is None else f"drift: alarm at row {test.alarm_row}",
-        }
+        largest = float(wealth.max())
+        return f"test of {name}", test.rows, float(wealth[-1]), largest, self._limit(name), verdict
 
     def _limit(self, name: str) -> float:
         """Return the wealth at which a test raises its alarm."""
@@ -374,7 +369,7 @@ class Monitor(Resumable):
         """
         with self._lock:
             curves = {
-                name: (list(test.wealth), 1, self._limit(name))
+                name: (list(test.wealth), self._limit(name))
                 for name, test in self.tests.items()
                 if test.rows
             }
@@ -382,10 +377,10 @@ class Monitor(Resumable):
 
     def __str__(self) -> str:
         table = self.table()
-        lines = [list(table[0]), *([_cell(value) for value in row.values()] for row in table)]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        padded = (map(str.ljust, line, widths) for line in lines)
-        return "\n".join(["  ".join(line).rstrip() for line in padded] + [COLUMNS])
+        rows = [list(table[0]), *([cell(value) for value in row.values()] for row in table)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        return "\n".join([*lines, COLUMNS])
 
     __repr__ = __str__
 
@@ -404,9 +399,9 @@ class Monitor(Resumable):
         """Return the changing attributes from plain data."""
         centre = state["centre"]
         return {
-            "tests": {name: Test.from_state(own) for name, own in state["tests"].items()},
+            "tests": {name: Test.from_state(saved) for name, saved in state["tests"].items()},
             "rows": state["rows"],
-            "_centre": centre and tuple(torch.tensor(own, dtype=torch.float64) for own in centre),
+            "_centre": centre and tuple(torch.tensor(part, dtype=torch.float64) for part in centre),
             "_hits": {name: deque(hits, maxlen=self.window) for name, hits in state["hits"]},
         }
 
@@ -417,5 +412,6 @@ most:  the largest evidence so far, or the upper confidence limit of coverage
 limit: the evidence at which an alarm is raised, or the target coverage"""
 
 
-def _cell(value: Any) -> str:
+def cell(value: Any) -> str:
+    """Return a value of the report as text."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -172,16 +172,15 @@ class Online(Resumable):
         Online: 'aci' of CP, target coverage 90 %
           0 rows predicted, 0 wait for their target
         """
-        level = f"target coverage {100 * float(1 - self.alpha):g} %"
-        head = f"Online: {self.method!r} of {type(self.predictor).__name__}, {level}"
-        lines = [
-            head,
-            f"{self.rows:,} rows predicted, {len(self._waiting):,} wait for their target",
-        ]
-        for place, (came, missed) in enumerate(zip(self.observed, self.misses, strict=True)):
+        target = f"target coverage {100 * float(1 - self.alpha):g} %"
+        head = f"Online: {self.method!r} of {type(self.predictor).__name__}, {target}"
+        waiting = f"{self.rows:,} rows predicted, {len(self._waiting):,} wait for their target"
+        lines = [head, waiting]
+        for place, (observed, misses) in enumerate(zip(self.observed, self.misses, strict=True)):
             name = f"threshold {place}: " if len(self.observed) > 1 else ""
-            if came:
-                lines.append(f"{name}{came:,} targets, {1 - missed / came:.1%} of them covered")
+            if observed:
+                covered = f"{1 - misses / observed:.1%} of them covered"
+                lines.append(f"{name}{observed:,} targets, {covered}")
         return "\n  ".join(lines)
 
     def _parts(self) -> Mapping[Any, Calibration]:
@@ -210,6 +209,7 @@ class Online(Resumable):
             )
 
     def _control(self, alpha: Fraction, scores: Tensor) -> Control:
+        """Return a controller whose past are these calibration scores, in random order."""
         settings = self.settings
         known = scores[~scores.isnan()].numpy()
         order = np.random.default_rng(0).permutation(len(known))  # independent of the scores
@@ -243,56 +243,60 @@ class Online(Resumable):
         with self._lock:
             predictor = self.predictor
             predictor.check_weights()
-            parts: list[Interval] = []
-            points: list[Waiting] = []
-            rows = predictor.batch_outputs(predictor.rows(x), groups, None, weights)
-            for out, metadata, draws, _ in rows:
+            intervals: list[Interval] = []
+            predicted: list[Waiting] = []
+            outputs = predictor.batch_outputs(predictor.rows(x), groups, None, weights)
+            for out, metadata, draws, _ in outputs:
                 labels = metadata.get("group", [None] * len(out.output))
                 applied = self._applied(labels, metadata, draws)
-                thresholds = [[one.threshold for one in row] for row in applied]
-                parts.append(self._interval(out, torch.tensor(thresholds, dtype=torch.float64)))
-                points += map(Waiting, _keys(out.x, len(out.output)), labels, applied)
+                thresholds = [[score.threshold for score in row] for row in applied]
+                intervals.append(self._interval(out, torch.tensor(thresholds, dtype=torch.float64)))
+                predicted += map(Waiting, _keys(out.x, len(out.output)), labels, applied)
             predictor.check_weights()
-            for point in points:
+            for row in predicted:
                 self.delay = max(self.delay, len(self._waiting))
-                self._waiting[self.rows] = point
+                self._waiting[self.rows] = row
                 self.rows += 1
                 if len(self._waiting) > self.settings["waiting"]:
                     del self._waiting[next(iter(self._waiting))]
-        lower, upper, prediction = (torch.cat([part[i] for part in parts]) for i in range(3))
+        lower = torch.cat([interval.lower for interval in intervals])
+        upper = torch.cat([interval.upper for interval in intervals])
+        prediction = torch.cat([interval.prediction for interval in intervals])
         return Interval(lower, upper, prediction, float(self.alpha))
 
     def _applied(self, labels: Sequence[Any], metadata: Any, draws: Any) -> list[list[Any]]:
         """Return the thresholds applied to each score of each row."""
         applied: list[list[Any]] = [[]] * len(labels)
-        own = {name: column for name, column in metadata.items() if name != "group"}
+        metadata = {name: column for name, column in metadata.items() if name != "group"}
         for label, rows in rows_of_groups(labels).items():
             if label not in self._controls:
                 raise ValueError(
                     f"group {label!r} has no calibration rows: calibrate with rows of this group"
                 )
             if has_own_thresholds(self.predictor):
-                of_rows = self._looked_up(label, take(own, rows), draws, len(rows))
+                of_rows = self._looked_up(label, take(metadata, rows), draws, len(rows))
             else:
-                now = [control.next_threshold() for control in self._controls[label]]
-                of_rows = [[*now] for _ in rows]
-            for row, one in zip(rows.tolist(), of_rows, strict=True):
-                applied[row] = one
+                of_all = [control.next_threshold() for control in self._controls[label]]
+                of_rows = [[*of_all] for _ in rows]
+            for row, thresholds in zip(rows.tolist(), of_rows, strict=True):
+                applied[row] = thresholds
         return applied
 
     def _looked_up(self, label: Any, metadata: Any, draws: Any, rows: int) -> list[list[Any]]:
         """Return the thresholds applied to rows of a group, where they depend on the input."""
         controls = self._controls[label]
         levels = {level for control in controls for level in control.levels()}
+        tables = {}  # the thresholds of each row, by level
+        for level in levels:
+            tables[level] = [[math.inf if level <= 0 else -math.inf] * len(controls)] * rows
         inside = sorted(level for level in levels if 0 < level < 1)
-        at = {level: [[math.inf if level <= 0 else -math.inf] * len(controls)] for level in levels}
         if inside:
-            found = self._parts()[label].quantiles(inside, metadata, draws)
-            at.update(zip(inside, found.tolist(), strict=True))
-        at = {level: table * (rows // len(table)) for level, table in at.items()}
+            quantiles = self._parts()[label].quantiles(inside, metadata, draws)
+            quantiles = quantiles.expand(len(inside), rows, -1)
+            tables.update(zip(inside, quantiles.tolist(), strict=True))
         return [
             [
-                control.applied([at[level][row][i] for level in control.levels()])
+                control.applied([tables[level][row][i] for level in control.levels()])
                 for i, control in enumerate(controls)
             ]
             for row in range(rows)
@@ -302,11 +306,12 @@ class Online(Resumable):
         """Return intervals; only the prediction where a threshold covers nothing."""
         predictor = self.predictor
         nothing = (thresholds == -math.inf) | (thresholds < predictor.calibrated().score.lowest)
-        found = predictor.interval_at(out, thresholds.masked_fill(nothing, 0.0)[None])
-        prediction = found.prediction
+        interval = predictor.interval_at(out, thresholds.masked_fill(nothing, 0.0)[None])
+        prediction = interval.prediction
         empty = two_sided(nothing.double(), predictor.side).bool().to(prediction.device)
         empty = empty.expand(len(prediction), prediction[0].numel()).reshape(prediction.shape)
-        lower, upper = (end[0].where(~empty, prediction) for end in (found.lower, found.upper))
+        lower = interval.lower[0].where(~empty, prediction)
+        upper = interval.upper[0].where(~empty, prediction)
         return Interval(lower, upper, prediction)
 
     # -- learning ---------------------------------------------------------------------------
@@ -326,13 +331,15 @@ class Online(Resumable):
         """
         with self._lock:
             keys, scores = self._scored(x, target_tensor(y))
-            for number, row in zip(self._found(keys, scores), scores.tolist(), strict=True):
-                point = self._waiting[number]
-                for i, (score, applied) in enumerate(zip(row, point.applied, strict=True)):
+            numbers = self._numbers(keys, (~scores.isnan()).tolist())
+            for number, row_scores in zip(numbers, scores.tolist(), strict=True):
+                row = self._waiting[number]
+                for i, score in enumerate(row_scores):
+                    applied = row.applied[i]
                     if applied is not None and not math.isnan(score):
-                        self._controls[point.group][i].learn(score, applied)
-                        point.applied[i] = None
-                if not any(point.applied):
+                        self._controls[row.group][i].learn(score, applied)
+                        row.applied[i] = None
+                if not any(row.applied):
                     del self._waiting[number]
 
     def _scored(self, x: Any, target: Tensor) -> tuple[list[str], Tensor]:
@@ -340,7 +347,7 @@ class Online(Resumable):
         predictor = self.predictor
         predictor.check_weights()
         arrays.check_finite(target.masked_fill(target.isnan(), 0.0), "y", 0)
-        parts: list[Tensor] = []
+        batches: list[Tensor] = []
         keys: list[str] = []
         state = predictor.calibrated()
         score: Any = state.score
@@ -348,36 +355,40 @@ class Online(Resumable):
             out = forward.run_batch(predictor.model, batch, state.requires, len(keys))
             if len(target) <= out.rows[-1]:
                 raise ValueError(f"'y' has {len(target)} rows, fewer than 'x'")
-            some = target[out.rows[0] : out.rows[-1] + 1].to(out.output.device)
-            own = score.target(out, some)
-            parts.append(score.score(out, some).cpu())
-            has_own = parts[-1].shape[1] >= own.shape[1] > 1  # each output has its own score
-            if bool(own.isnan().any()) and not has_own:
+            y = target[out.rows[0] : out.rows[-1] + 1].to(out.output.device)
+            outputs, scores = score.target(out, y), score.score(out, y).cpu()
+            is_by_output = scores.shape[1] >= outputs.shape[1] > 1  # each output has its own score
+            if bool(outputs.isnan().any()) and not is_by_output:
                 raise ValueError("'y' holds NaN: leave out rows whose target has not arrived yet")
+            batches.append(scores)
             keys += _keys(out.x, len(out.output))
         predictor.check_weights()
         if len(target) != len(keys):
             raise ValueError(f"'y' has {len(target)} rows, 'x' has {len(keys)}")
-        return keys, torch.cat(parts)
+        return keys, torch.cat(batches)
 
-    def _found(self, keys: list[str], scores: Tensor) -> list[int]:
-        """Return the numbers of the waiting rows; raise if any row is not waiting."""
+    def _numbers(self, keys: list[str], arrived: list[list[bool]]) -> list[int]:
+        """Return the numbers of the waiting rows; raise if any row is not waiting.
+
+        ``arrived`` is which scores of each row are known.
+        """
         waiting: dict[str, list[int]] = {}
-        for number, point in self._waiting.items():
-            waiting.setdefault(point.key, []).append(number)
-        found = []
-        for row, (key, known) in enumerate(zip(keys, (~scores.isnan()).tolist(), strict=True)):
+        for number, row in self._waiting.items():
+            waiting.setdefault(row.key, []).append(number)
+        numbers = []
+        for i, key in enumerate(keys):
+            scores = [score for score, is_known in enumerate(arrived[i]) if is_known]
             for number in waiting.get(key, []):
                 applied = self._waiting[number].applied
-                if all(one is not None for one, has in zip(applied, known, strict=True) if has):
+                if all(applied[score] is not None for score in scores):
                     waiting[key].remove(number)
-                    found.append(number)
+                    numbers.append(number)
                     break
             else:
                 raise ValueError(
-                    f"row {row} of 'x' was not predicted, or its target has already been passed"
+                    f"row {i} of 'x' was not predicted, or its target has already been passed"
                 )
-        return found
+        return numbers
 
     def is_waiting(self, x: Any) -> list[bool]:
         """Return which rows were predicted and wait for a target.
@@ -388,9 +399,10 @@ class Online(Resumable):
             Inputs, a row each.
         """
         with self._lock:
-            waiting = {point.key for point in self._waiting.values()}
-            batches = self.predictor.rows(x)
-            keys = (key for one in batches for key in _keys(one, inputs.row_count(one)))
+            waiting = {row.key for row in self._waiting.values()}
+            keys: list[str] = []
+            for batch in self.predictor.rows(x):
+                keys += _keys(batch, inputs.row_count(batch))
             return [key in waiting for key in keys]
 
     # -- results ----------------------------------------------------------------------------
@@ -398,14 +410,14 @@ class Online(Resumable):
     @property
     def observed(self) -> list[int]:
         """The number of targets that have arrived, for each score, over all groups."""
-        each = zip(*self._controls.values(), strict=True)
-        return [sum(control.observed for control in controls) for controls in each]
+        by_score = zip(*self._controls.values(), strict=True)
+        return [sum(control.observed for control in controls) for controls in by_score]
 
     @property
     def misses(self) -> list[int]:
         """The number of missed targets, for each score, over all groups."""
-        each = zip(*self._controls.values(), strict=True)
-        return [sum(control.misses for control in controls) for controls in each]
+        by_score = zip(*self._controls.values(), strict=True)
+        return [sum(control.misses for control in controls) for controls in by_score]
 
     @property
     def bounds(self) -> list[float] | None:
@@ -413,8 +425,8 @@ class Online(Resumable):
 
         ``None`` without a guarantee. With groups, the largest of all: :attr:`groups` has each.
         """
-        each = [self._bounds(controls) for controls in self._controls.values()]
-        return [max(column) for column in zip(*each, strict=True)] or None
+        by_group = [self._bounds(controls) for controls in self._controls.values()]
+        return [max(bounds) for bounds in zip(*by_group, strict=True)] or None
 
     @property
     def groups(self) -> dict[Label, Progress]:
@@ -440,18 +452,23 @@ class Online(Resumable):
         return {
             "rows": self.rows,
             "delay": self.delay,
-            "controls": [[g, [one.state() for one in own]] for g, own in self._controls.items()],
-            "waiting": [[n, p.key, p.group, p.applied] for n, p in self._waiting.items()],
+            "controls": [
+                [group, [control.state() for control in controls]]
+                for group, controls in self._controls.items()
+            ],
+            "waiting": [
+                [number, row.key, row.group, row.applied] for number, row in self._waiting.items()
+            ],
         }
 
     def from_state(self, state: dict[str, Any]) -> dict[str, Any]:
         """Return the changing attributes from plain data."""
         controls, saved = self._new_controls(), dict(state["controls"])
-        for group, own in controls.items():
-            for control, one in zip(own, saved[group], strict=True):
-                control.restore(one)
+        for group in controls:
+            for control, control_state in zip(controls[group], saved[group], strict=True):
+                control.restore(control_state)
         waiting = {
-            number: Waiting(key, group, [one and Applied(*one) for one in applied])
+            number: Waiting(key, group, [score and Applied(*score) for score in applied])
             for number, key, group, applied in state["waiting"]
         }
         return {
@@ -476,10 +493,10 @@ def check_counts(**counts: Any) -> None:
 
 def _keys(x: Any, rows: int) -> list[str]:
     """Return a hash of the input of each row."""
-    parts = [leaf.detach().cpu().contiguous() for _, leaf in inputs.leaves(x)]
-    flat = [part.reshape(rows, -1).view(torch.uint8).numpy() for part in parts]
+    leaves = [leaf.detach().cpu().contiguous() for _, leaf in inputs.leaves(x)]
+    flat = [leaf.reshape(rows, -1).view(torch.uint8).numpy() for leaf in leaves]
     return [
-        hashlib.blake2b(b"".join(part[i].tobytes() for part in flat), digest_size=16).hexdigest()
+        hashlib.blake2b(b"".join(leaf[i].tobytes() for leaf in flat), digest_size=16).hexdigest()
         for i in range(rows)
     ]
 

@@ -69,6 +69,7 @@ class Resumable(ShownAsText):
         return self
 
     def _identity(self) -> dict[str, Any]:
+        """Return what a saved state must agree with: class, settings and weights."""
         return {
             "class": type(self).__name__,
             "settings": {**self.settings, "predictor": self.predictor.comparable()},
@@ -78,8 +79,8 @@ class Resumable(ShownAsText):
     def __getstate__(self) -> dict[str, Any]:
         # Changing attributes are copied under the lock: pickling is slow, and updates continue.
         with self._lock:
-            same = {name: value for name, value in self.__dict__.items() if name != "_lock"}
-            return {**same, **copy.deepcopy({name: same[name] for name in self.changing})}
+            state = {name: value for name, value in self.__dict__.items() if name != "_lock"}
+            return {**state, **copy.deepcopy({name: state[name] for name in self.changing})}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
