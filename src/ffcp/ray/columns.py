@@ -34,22 +34,22 @@ class Names:
 
     def __post_init__(self) -> None:
         """Raise TypeError unless all names are strings."""
-        for what, name in vars(self).items():
-            if what != "x" and name is not None and not isinstance(name, str):
-                raise TypeError(f"{what!r} must be the name of one column, got {name!r}")
+        for argument, name in vars(self).items():
+            if argument != "x" and name is not None and not isinstance(name, str):
+                raise TypeError(f"{argument!r} must be the name of one column, got {name!r}")
 
     def all(self) -> list[str]:
         """Return all columns that are used."""
-        given = [*self.inputs(), self.y, self.groups, self.weights, self.id]
-        return list(dict.fromkeys(name for name in given if name is not None))
+        names = [*self.inputs(), self.y, self.groups, self.weights, self.id]
+        return list(dict.fromkeys(name for name in names if name is not None))
 
     def inputs(self) -> list[str]:
         """Return the columns of the input."""
-        return list(dict.fromkeys(_named(self.x)))
+        return list(dict.fromkeys(_column_names(self.x)))
 
-    def read(self, table: pa.Table) -> Given:
+    def read(self, table: pa.Table) -> Arguments:
         """Return some rows as arguments of a predictor."""
-        return Given(
+        return Arguments(
             _input(table, self.x),
             None if self.y is None else _array(table, self.y),
             None if self.groups is None else table.column(self.groups).to_pylist(),
@@ -62,18 +62,17 @@ class Names:
         It is of a built-in type, which can be sent between processes.
         """
         kind = type(error) if type(error) in (ValueError, TypeError, IndexError) else RuntimeError
-        found = re.search(r"\brow (\d+)", str(error))
-        if found is None:
+        match = re.search(r"\brow (\d+)", str(error))
+        if match is None:
             return kind(str(error))
-        known = [name for name in (PATH, self.id) if name in table.column_names]
-        row = min(int(found[1]), table.num_rows - 1)
-        where = [f"{name}={table.column(name)[row]}" for name in known]
-        if not where:
-            where = ["read the dataset with include_paths=True to see its file here"]
-        return kind(f"{error}, counted in one batch ({', '.join(where)})")
+        row = min(int(match[1]), table.num_rows - 1)
+        names = [name for name in (PATH, self.id) if name in table.column_names]
+        where = ", ".join(f"{name}={table.column(name)[row]}" for name in names)
+        where = where or "read the dataset with include_paths=True to see its file here"
+        return kind(f"{error}, counted in one batch ({where})")
 
 
-class Given(NamedTuple):
+class Arguments(NamedTuple):
     """Some rows as arguments of a predictor."""
 
     x: Any
@@ -82,12 +81,13 @@ class Given(NamedTuple):
     weights: Any
 
 
-def _named(x: Any) -> Iterator[str]:
+def _column_names(x: Any) -> Iterator[str]:
+    """Yield the names of the columns of the input."""
     if isinstance(x, str):
         yield x
     elif isinstance(x, (Mapping, list, tuple)) and x:
         for part in x.values() if isinstance(x, Mapping) else x:
-            yield from _named(part)
+            yield from _column_names(part)
     else:
         raise TypeError(
             f"'x' must name the columns of the input: a column, a list of columns of numbers, or a "

@@ -110,10 +110,10 @@ def calibrate(
     )
     dataset = dataset.select_columns([*names.all(), *_paths(columns)])
     size = _BATCHES * _rows_at_once(base, names, _first_rows(dataset))
-    found = _mapped(dataset, Scoring, job, size, pool_of(workers, resources))
-    with torch.inference_mode(False), _in_order(found):
+    scored = _mapped(dataset, Scoring, job, size, pool_of(workers, resources))
+    with torch.inference_mode(False), _in_order(scored):
         before = [state_of(predictor)] if update else []
-        whole = merged(predictor, itertools.chain(before, _states(job, found, new)), error)
+        whole = merged(predictor, itertools.chain(before, _states(job, scored, new)), error)
     predictor.take_over(whole)
     return predictor
 
@@ -171,10 +171,12 @@ def predict(
     refuse_unknown({name: None for name in resources if name in (*NOT_OURS, "pac")})
     levels, _ = requested_alphas(alphas, confidence_level)
     names = Names(x, None, groups, weights, id)
-    to_keep = [keep] if isinstance(keep, str) else list(keep or [])
-    columns = _checked_columns(dataset, [*names.all(), *to_keep])
-    kept = [c for c in columns if c not in names.inputs()] if keep is None else to_keep
-    kept += [id] if id is not None and id not in kept else []
+    kept = [keep] if isinstance(keep, str) else list(keep or [])
+    columns = _checked_columns(dataset, [*names.all(), *kept])
+    if keep is None:
+        kept = [column for column in columns if column not in names.inputs()]
+    if id is not None and id not in kept:
+        kept.append(id)
     sample = _first_rows(dataset.select_columns(names.all()))
     if id is not None and not pa.types.is_integer(sample.schema.field(id).type):
         kind = sample.schema.field(id).type
@@ -190,8 +192,7 @@ def predict(
         )
     threads = int(resources.get("num_cpus", 1)) or 1
     job = Job(predictor, names, alphas=levels, keep=tuple(kept), threads=threads)
-    needed = [*dict.fromkeys([*names.all(), *kept, *_paths(columns)])]
-    rows = dataset.select_columns(needed)
+    rows = dataset.select_columns([*dict.fromkeys([*names.all(), *kept, *_paths(columns)])])
     rows = rows if id is None else rows.sort(id)
     size = _rows_at_once(predictor, names, sample)
     return _mapped(rows, Predicting, job, size, pool_of(workers, resources))
@@ -205,34 +206,35 @@ def _rows_at_once(predictor: Any, names: Names, sample: pa.Table) -> int:
     return size or getattr(predictor, "batch_size", None) or inputs.usual_batch(read)
 
 
-def _states(job: Job, found: Dataset, new: Any) -> Iterator[State]:
+def _states(job: Job, scored: Dataset, new: Any) -> Iterator[State]:
     """Yield the calibrations of all batches, after a selection on the first rows if needed."""
-    parts, names = _unpacked(found), job.names
+    results, names = _unpacked(scored), job.names
     if job.board is not None:
-        first: list[pa.Table] = []
-        for table in parts:
-            first.append(table)
-            if sum(one.num_rows for one in first) >= _SELECTING:
+        tables: list[pa.Table] = []
+        for table in results:
+            tables.append(table)
+            if sum(table.num_rows for table in tables) >= _SELECTING:
                 break
         ray.get(job.board.stop.remote())
-        rows = pa.concat_tables(first)
+        rows = pa.concat_tables(tables)
         selected = calibrated(job.predictor, names, rows, job.rank_error, new)
         ray.get(job.board.post.remote(selected))
         yield selected
-    for part in parts:
-        if isinstance(part, pa.Table):  # returned before workers started to wait
-            yield calibrated(job.predictor.settled(), names, part, job.rank_error)
+    for result in results:
+        if isinstance(result, pa.Table):  # returned before workers started to wait
+            yield calibrated(job.predictor.settled(), names, result, job.rank_error)
         else:
-            yield part
+            yield result
 
 
-def _unpacked(found: Dataset) -> Iterator[Any]:
-    for batch in found.iter_batches(batch_size=None, batch_format="pyarrow"):
+def _unpacked(scored: Dataset) -> Iterator[Any]:
+    """Yield the results of workers: calibrations, or rows for the selection; raise errors."""
+    for batch in scored.iter_batches(batch_size=None, batch_format="pyarrow"):
         for packed in batch.column("part"):
-            part = pickle.loads(packed.as_buffer())
-            if isinstance(part, Exception):
-                raise part
-            yield part
+            result = pickle.loads(packed.as_buffer())
+            if isinstance(result, Exception):
+                raise result
+            yield result
 
 
 @contextlib.contextmanager
@@ -247,9 +249,10 @@ def _in_order(dataset: Dataset) -> Iterator[None]:
 
 
 def _board() -> Any:
+    """Start the actor that publishes the selection, on this node."""
     here = ray.get_runtime_context().get_node_id()  # if this node fails, the job fails anyway
-    place = NodeAffinitySchedulingStrategy(node_id=here, soft=False)
-    return ray.remote(num_cpus=0, scheduling_strategy=place)(Board).remote()
+    strategy = NodeAffinitySchedulingStrategy(node_id=here, soft=False)
+    return ray.remote(num_cpus=0, scheduling_strategy=strategy)(Board).remote()
 
 
 def _mapped(
@@ -272,8 +275,8 @@ def pool_of(workers: int | None, resources: Mapping[str, Any]) -> dict[str, Any]
         raise ValueError(f"'workers' must be an integer >= 1, got {workers!r}")
     if workers is None:
         unit = "GPU" if resources.get("num_gpus") else "CPU"
-        each = resources.get("num_gpus") or resources.get("num_cpus") or 1
-        workers = max(1, int(ray.cluster_resources().get(unit, 1) // each))
+        units = resources.get("num_gpus") or resources.get("num_cpus") or 1  # of one worker
+        workers = max(1, int(ray.cluster_resources().get(unit, 1) // units))
     # A model that reserved a processor could block the tasks that read its input, forever if a
     # node is lost: so nothing is reserved.
     return {"compute": ActorPoolStrategy(size=workers), "num_cpus": 0, **resources}

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ffcp.classification.set_predictor import SetPredictor
 from ffcp.classification.sets import LabelSet
-from ffcp.ray.columns import Given
+from ffcp.ray.columns import Arguments
 from ffcp.regression.cross_conformal import CrossConformal
 from ffcp.regression.regression_predictor import RegressionPredictor
 from ffcp.risk.risk_control import RiskControl
@@ -22,50 +22,52 @@ Predicted = dict[str, pa.ChunkedArray]
 
 
 def predicted_columns(
-    predictor: Any, given: Given, alphas: Sequence[Any], first_row: int
+    predictor: Any, rows: Arguments, alphas: Sequence[Any], first_row: int
 ) -> Predicted:
     """Return the predictions for some rows as columns; with several levels, named by level."""
-    known = (RegressionPredictor, CrossConformal, SetPredictor, PixelSets, RiskControl)
-    if not isinstance(predictor, known):
+    supported = (RegressionPredictor, CrossConformal, SetPredictor, PixelSets, RiskControl)
+    if not isinstance(predictor, supported):
         raise TypeError(
             f"'predictor' must return intervals or sets for independent rows, got "
             f"{type(predictor).__name__!r}"
         )
-    options = {"groups": given.groups, "weights": given.weights}
+    options = {"groups": rows.groups, "weights": rows.weights}
     options = {name: value for name, value in options.items() if value is not None}
     if isinstance(predictor, (RegressionPredictor, SetPredictor)):
         options["first_row"] = first_row
-    ends = [f"_{float(alpha):.12g}" for alpha in alphas] if len(alphas) > 1 else [""]
+    suffixes = [f"_{float(alpha):.12g}" for alpha in alphas] if len(alphas) > 1 else [""]
     columns: Predicted = {}
     if isinstance(predictor, RegressionPredictor):  # all levels in one pass
-        interval = predictor.predict_interval(given.x, list(alphas), **options)
+        interval = predictor.predict_interval(rows.x, list(alphas), **options)
         columns["prediction"] = _column(interval.prediction)
-        for end, lower, upper in zip(ends, interval.lower, interval.upper, strict=True):
-            columns |= {f"lower{end}": _column(lower), f"upper{end}": _column(upper)}
+        for suffix, lower, upper in zip(suffixes, interval.lower, interval.upper, strict=True):
+            columns |= {f"lower{suffix}": _column(lower), f"upper{suffix}": _column(upper)}
         return columns
-    for alpha, end in zip(alphas, ends, strict=True):
+    for alpha, suffix in zip(alphas, suffixes, strict=True):
         if isinstance(predictor, CrossConformal):
-            interval = predictor.predict_interval(given.x, alpha, **options)
-            found = _columns(interval, "prediction", "lower", "upper")
+            interval = predictor.predict_interval(rows.x, alpha, **options)
+            at_level = _columns(interval, "prediction", "lower", "upper")
         elif isinstance(predictor, SetPredictor):
             # From a loader labels are ordered in the same pass; but a tuple would look like (x, y).
-            x = given.x if isinstance(given.x, tuple) else iter([given.x])
-            found = _label_columns(predictor.predict_set(x, alpha, **options))
+            x = rows.x if isinstance(rows.x, tuple) else iter([rows.x])
+            at_level = _label_columns(predictor.predict_set(x, alpha, **options))
         elif isinstance(predictor, PixelSets):
-            maps = predictor.predict_set(given.x, alpha, **options)
-            found = _columns(maps, "prediction", "mask")
+            maps = predictor.predict_set(rows.x, alpha, **options)
+            at_level = _columns(maps, "prediction", "mask")
         else:
-            found = _columns(predictor.predict_set(given.x, alpha, **options), "sets", "level")
-        for name, column in found.items():
-            columns.setdefault(name if name == "prediction" else f"{name}{end}", column)
+            at_level = _columns(predictor.predict_set(rows.x, alpha, **options), "sets", "level")
+        for name, column in at_level.items():
+            columns.setdefault(name if name == "prediction" else f"{name}{suffix}", column)
     return columns
 
 
 def _columns(result: Any, *names: str) -> Predicted:
+    """Return tensors of a result as columns."""
     return {name: _column(getattr(result, name)) for name in names}
 
 
 def _label_columns(sets: LabelSet) -> Predicted:
+    """Return label sets as columns: the best label, all labels and their number."""
     labels = [row if isinstance(row, list) else row.tolist() for row in sets.labels]
     kind = pa.int64() if sets.names is None else pa.string()
     best = [row[0] if row else None for row in labels]

@@ -63,10 +63,10 @@ def predict_files(
     with _connected():
         unfinished.mkdir(parents=True)
         task, sent = ray.remote(_predicted), ray.put(fitted)
-        waiting = [task.remote(sent, table, file, alpha) for table, file in files.items()]
+        running = [task.remote(sent, table, file, alpha) for table, file in files.items()]
         try:
-            while waiting:
-                (done,), waiting = ray.wait(waiting)
+            while running:
+                (done,), running = ray.wait(running)
                 yield ray.get(done)
             for file in unfinished.glob(".*"):
                 file.unlink()  # temporary files of killed workers
@@ -74,7 +74,7 @@ def predict_files(
         except ray.exceptions.RayTaskError as error:
             raise error.cause from None
         finally:
-            for task in waiting:
+            for task in running:
                 ray.cancel(task)
             shutil.rmtree(unfinished, ignore_errors=True)
 

@@ -135,8 +135,8 @@ class Predicting(Worker):
         try:
             with warnings.catch_warnings():  # infinite intervals are visible in the result
                 warnings.simplefilter("ignore", FFCPWarning)
-                given = job.names.read(batch)
-                columns = predicted_columns(job.predictor, given, job.alphas, first_row)
+                rows = job.names.read(batch)
+                columns = predicted_columns(job.predictor, rows, job.alphas, first_row)
         except WRONG as error:
             raise job.names.located(error, batch) from error
         for name, column in columns.items():
