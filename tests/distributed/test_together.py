@@ -337,7 +337,7 @@ def test_own_rows_of_all_samplers_are_every_row_once(
         sampler = DistributedSampler(data, ranks, rank, **options)
         share = Share.of(DataLoader(data, sampler=sampler))
         assert share is not None
-        seen += list(sampler)[: share.own]
+        seen += list(sampler)[: share.rows]
     assert len(set(seen)) == len(seen)
     assert len(seen) == (max(0, sampler.total_size) if options.get("drop_last") else rows)
 

@@ -111,7 +111,7 @@ class Place(NamedTuple):
     """
 
     before: Tensor
-    own: Tensor
+    weight: Tensor
     rank: Tensor
     below: Tensor | None
 
@@ -237,7 +237,7 @@ class Threshold:
 
     def at(self, place: Place, rows: LabelRows) -> Tensor:
         """Return the scores of labels whose places are known."""
-        return 1 - place.own if place.below is None else 1 - place.own + place.below
+        return 1 - place.weight if place.below is None else 1 - place.weight + place.below
 
     def of_all(self, weights: Tensor, rows: LabelRows) -> Tensor:
         """Return the scores of every label of one block of rows."""
@@ -293,9 +293,9 @@ class Cumulative:
         The terms are added here only: every sum rounds, so their order matters.
         Rounding is monotone, so a score never falls as the rank grows.
         """
-        columns = place.own.dim() == 2
+        columns = place.weight.dim() == 2
         share = rows.share[:, None] if columns else rows.share
-        scores = place.before + share * place.own
+        scores = place.before + share * place.weight
         if place.below is not None and not self.lam:  # with lam, ranks order labels without weight
             scores = scores + place.below
         if self.lam:

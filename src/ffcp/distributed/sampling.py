@@ -22,7 +22,7 @@ class Share(NamedTuple):
     rank: int
     replicas: int
     order: tuple[Any, ...]  # must be equal in all processes, or rows would be repeated
-    own: int  # how many rows, counted from the first, are not padding
+    rows: int  # how many rows, counted from the first, are not padding
 
     @classmethod
     def of(cls, loader: Any) -> Share | None:
@@ -41,14 +41,14 @@ class Share(NamedTuple):
         rows = len(sampler.dataset)  # type: ignore[arg-type]
         # Position p of the order, padded at its end by its beginning, goes to rank p % replicas.
         assigned = len(range(sampler.rank, sampler.total_size, sampler.num_replicas))
-        own = len(range(sampler.rank, min(rows, sampler.total_size), sampler.num_replicas))
-        if own < assigned and not getattr(loader, "in_order", True):
+        kept = len(range(sampler.rank, min(rows, sampler.total_size), sampler.num_replicas))
+        if kept < assigned and not getattr(loader, "in_order", True):
             raise ValueError(
                 "the sampler repeats rows at the end, and 'in_order' is False, so they cannot be "
                 "recognised: leave out in_order=False"
             )
         seed = (sampler.seed, sampler.epoch) if sampler.shuffle else None
-        return cls(sampler.rank, sampler.num_replicas, (rows, seed, sampler.drop_last), own)
+        return cls(sampler.rank, sampler.num_replicas, (rows, seed, sampler.drop_last), kept)
 
 
 class RowsSummary(NamedTuple):
@@ -99,12 +99,12 @@ class OwnRows:
         self.share, self._model = Share.of(x), model
         self.x, self.y, self.has_any = x, y, True
         self._first: Any = (x, y)
-        own = None if self.share is None else self.share.own
-        self.groups, self.weights = _first_of(groups, own), _first_of(weights, own)
+        rows = None if self.share is None else self.share.rows
+        self.groups, self.weights = _first_of(groups, rows), _first_of(weights, rows)
         if y is not None:
             self.has_any = len(y) > 0
         elif isinstance(x, Iterable) and not (is_arraylike(x) or isinstance(x, Mapping)):
-            items = self._items(x, own)
+            items = self._items(x, rows)
             self._first = next(items, None)
             self.has_any = self._first is not None
             self.x = itertools.chain([self._first], items)

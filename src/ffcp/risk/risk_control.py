@@ -157,8 +157,8 @@ class RiskControl(Predictor):
             score = MonotoneLoss(losses, set_function, self.grid, bounds)
             calibration = Losses(self.grid)
         else:
-            given = zip(losses, _for_each(binary, len(losses), "binary"), strict=True)
-            are_binary = tuple(bool(is_binary) or loss in BINARY for loss, is_binary in given)
+            pairs = zip(losses, _for_each(binary, len(losses), "binary"), strict=True)
+            are_binary = tuple(bool(is_binary) or loss in BINARY for loss, is_binary in pairs)
             calibration = LearnThenTest(self.grid, are_binary, pac, correction)
             score = AnyLoss(losses, set_function, self.grid, bounds, correction == FIXED_SEQUENCE)
         super().__init__(
