@@ -1,8 +1,8 @@
-"""The calibration loop: select on rows set aside what is not given, then score all other rows."""
+"""The calibration loop: select what is left open on rows set aside, then score all other rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, ClassVar, NamedTuple
@@ -15,7 +15,7 @@ from ffcp.calibrated import Counts
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import Columns
 from ffcp.conformal.compressed import joined, settled, summary_of
-from ffcp.conformal.mondrian import by_groups
+from ffcp.conformal.mondrian import by_groups, rows_of_groups
 from ffcp.conformal.rank import rows_needed
 from ffcp.conformal.score import Score
 from ffcp.conformal.selection import Aside, Division, LearningDivision, Selection
@@ -49,8 +49,8 @@ class BatchRunner:
 
     def __call__(self, batch: Batch, requires: Requires) -> BatchOutput:
         """Run the model on one batch."""
-        beside = (batch.groups, batch.weights, batch.columns)
-        return forward.run_batch(self.model, batch.x, requires, batch.row, *beside)
+        x, _, row, groups, weights, columns = batch
+        return forward.run_batch(self.model, x, requires, row, groups, weights, columns)
 
     def finish(self, result: Result) -> Counts:
         """Return what was counted; warnings may be added to those of the result."""
@@ -71,7 +71,7 @@ class Result(NamedTuple):
     """The result of a calibration; ``scores`` are in the order of rows, if they were kept."""
 
     score: Score
-    calibration: Calibration
+    calibration: Any
     report: dict[str, Any]
     set_aside: int
     warnings: list[str]
@@ -92,59 +92,39 @@ def calibrate(
     enough rows are set aside; then it is selected on these, and all others are scored. Rows are
     added to those that the calibration has. ``rank_error`` keeps a summary of the scores.
     """
-    batches = iter(batches)
-    first = next(batches, None)
+    stream = iter(batches)
+    first = next(stream, None)
     if first is None:
         raise ValueError(EMPTY)
-    batches = chain([first], batches)
+    stream = chain([first], stream)
     selection = score if isinstance(score, Selection) else score.selection()
     if selection is not None:  # candidates depend on the model; of only one the score is made
         score = selection.prepared(run.model, first.x)
     selections = selections_of(score, calibration)
     requires = score.requires().joined(calibration.requires())
     forward.check_rows(run.model, first.x, requires.norms, run.sample)
-    waiting: list[_Waiting] = []
-    chosen = _Chosen(score, calibration, {}, [], 0)
+    result, kept = Result(score, calibration, {}, 0, [], None), []
     if selections:
         divisions = [one.division(settings.fraction, settings.seed) for one in selections]
-        division = max(divisions, key=lambda one: one.most)
-        for batch in batches:
-            waiting.append(_Waiting.of(run(batch, requires), batch.y, requires))
-            if sum(len(part.y) for part in waiting) >= division.end:
-                break
-        chosen, waiting = _select(selections, chosen, waiting, division, settings)
-        score, calibration = chosen.score, chosen.calibration
+        division = max(divisions, key=lambda division: division.most)
+        kept = _first_outputs(stream, division.end, run, requires)
+        result, kept = _select(selections, result, kept, division, settings)
+        score, calibration = result.score, result.calibration
         requires = score.requires().joined(calibration.requires())
-    empty = calibration if rank_error is None else summary_of(calibration, rank_error)
-    has_signs = calibration.traits.signs and hasattr(score, "signs")
-    kept, filled, scores = Table(), None, None
-    for out, y in chain(waiting, ((run(batch, requires), batch.y) for batch in batches)):
-        columns = {"scores": score.score(out, y).cpu(), **calibration.metadata(out, y)}
-        if has_signs and (signs := score.signs(out, y)) is not None:
-            columns["signs"] = signs.cpu()
-        kept.add(columns)
-        if rank_error is not None and len(kept) >= _AT_ONCE:
-            filled, kept = _with_rows(filled, empty, kept.columns), Table()
-    if len(kept):
-        scores = kept.columns["scores"]
-        filled = _with_rows(filled, empty, kept.columns)
-    if not filled:
-        raise ValueError(EMPTY)
-    filled = joined(calibration, filled) if len(calibration) else filled
-    filled = filled if rank_error is None else settled(filled)
-    report, warnings, set_aside = chosen[2:]
-    return Result(score, filled, report, set_aside, warnings, scores)
+    outputs = chain(kept, ((run(batch, requires), batch.y) for batch in stream))
+    filled, scores = _filled(score, calibration, outputs, rank_error)
+    return result._replace(calibration=filled, scores=scores)
 
 
 def selections_of(score: Any, calibration: Calibration) -> list[Selection]:
-    """Return what is to be selected, in this order.
+    """Return the selections of the score and of the calibration, in the order to run them.
 
     A density ratio comes first, as it needs no scores: candidates can be weighted by it.
     """
-    method = score if isinstance(score, Selection) else score.selection()
-    place = calibration.selection()
-    ordered = [place, method] if place is not None and place.takes_new else [method, place]
-    return [selection for selection in ordered if selection is not None]
+    of_score = score if isinstance(score, Selection) else score.selection()
+    of_calibration = calibration.selection()
+    selections = [one for one in (of_score, of_calibration) if one is not None]
+    return sorted(selections, key=lambda selection: not selection.takes_new)
 
 
 def checked_calibration(
@@ -179,6 +159,33 @@ def checked_calibration(
     return calibration
 
 
+def _filled(
+    score: Any,
+    calibration: Calibration,
+    outputs: Iterable[tuple[BatchOutput, Tensor]],
+    rank_error: Any,
+) -> tuple[Any, Tensor | None]:
+    """Return the calibration with the scores of these rows added, and their scores."""
+    empty = calibration if rank_error is None else summary_of(calibration, rank_error)
+    has_signs = calibration.traits.signs and hasattr(score, "signs")
+    table, filled, scores = Table(), None, None
+    for out, y in outputs:
+        columns = {"scores": score.score(out, y).cpu(), **calibration.metadata(out, y)}
+        if has_signs and (signs := score.signs(out, y)) is not None:
+            columns["signs"] = signs.cpu()
+        table.add(columns)
+        if rank_error is not None and len(table) >= _AT_ONCE:
+            filled, table = _with_rows(filled, empty, table.columns), Table()
+    if len(table):
+        columns = table.columns
+        scores = columns["scores"]
+        filled = _with_rows(filled, empty, columns)
+    if not filled:
+        raise ValueError(EMPTY)
+    filled = joined(calibration, filled) if len(calibration) else filled
+    return (filled if rank_error is None else settled(filled)), scores
+
+
 def _with_rows(filled: Any, empty: Any, columns: Columns) -> Any:
     """Return a calibration with these rows added."""
     metadata = {name: column for name, column in columns.items() if name != "scores"}
@@ -186,71 +193,86 @@ def _with_rows(filled: Any, empty: Any, columns: Columns) -> Any:
     return fresh if filled is None else filled.merge(fresh)
 
 
-class _Waiting(NamedTuple):
-    """The outputs of rows that wait for a selection, and their targets."""
+class _KeptOutput(NamedTuple):
+    """The output of a batch that is kept until something is selected, and its targets."""
 
     out: BatchOutput
     y: Tensor
 
-    @classmethod
-    def of(cls, out: BatchOutput, y: Tensor, requires: Requires) -> _Waiting:
-        """Copy the output: the batch may be a buffer that the user fills again."""
+    def part(self, mask: Tensor) -> _KeptOutput:
+        """Return a copy of some of the rows."""
+        return _KeptOutput(forward.part_of(self.out, mask), self.y[mask])
+
+
+def _first_outputs(
+    stream: Iterator[Batch], end: int, run: BatchRunner, requires: Requires
+) -> list[_KeptOutput]:
+    """Run the batches that hold the first ``end`` rows, and keep their outputs."""
+    kept: list[_KeptOutput] = []
+    count = 0
+    for batch in stream:
+        out = run(batch, requires)
         out = out if requires.input else out._replace(x=None)
-        copied = forward.part_of(out, torch.ones(len(y), dtype=torch.bool))
-        return cls(copied._replace(rows=out.rows), y.clone())
-
-    def part(self, mask: Tensor) -> _Waiting:
-        """Return some of the rows."""
-        return _Waiting(forward.part_of(self.out, mask), self.y[mask])
-
-
-class _Chosen(NamedTuple):
-    """What was selected, and on how many rows."""
-
-    score: Any
-    calibration: Any
-    report: dict[str, Any]
-    warnings: list[str]
-    set_aside: int
+        # A copy: the batch may be a buffer that the user fills again.
+        copied = _KeptOutput(out, batch.y).part(torch.ones(len(batch.y), dtype=torch.bool))
+        kept.append(copied._replace(out=copied.out._replace(rows=out.rows)))
+        count += len(batch.y)
+        if count >= end:
+            break
+    return kept
 
 
 def _select(
     selections: list[Selection],
-    chosen: _Chosen,
-    waiting: list[_Waiting],
+    result: Result,
+    kept: list[_KeptOutput],
     division: Division | LearningDivision,
     settings: Settings,
-) -> tuple[_Chosen, list[_Waiting]]:
-    """Select on some of the rows that wait; return the others."""
-    rows = [len(part.y) for part in waiting]
-    has_groups = chosen.calibration.traits.groups
-    labels = [chosen.calibration.labels(part.out) for part in waiting if has_groups]
-    mask = division.mask(sum(rows), len(set(chain(*labels))) if labels else 1)
+) -> tuple[Result, list[_KeptOutput]]:
+    """Select on some of the rows that were kept; return what was selected, and the other rows."""
+    counts = [len(part.y) for part in kept]
+    rows, calibration = sum(counts), result.calibration
+    labels: list[Any] = []
+    if calibration.traits.groups:
+        labels = [label for part in kept for label in calibration.labels(part.out)]
+    mask = division.mask(rows, len(set(labels)) or 1)
     if len(selections) == 1 and selections[0].is_optional:
         is_short = int((~mask).sum()) < rows_needed(settings.alpha)
-        targets = torch.cat([part.y for part in waiting])
+        targets = torch.cat([part.y for part in kept])
         needed = rows_needed(settings.alpha_of_each(settings.alpha, targets[:1].numel()))
-        mask = _spared(mask, list(chain(*labels)), ~targets.isnan(), needed)
+        mask = _spared(mask, labels, ~targets.isnan(), needed)
         if is_short or int(mask.sum()) < max(1, selections[0].fewest_rows):
-            score, _, report, warning = selections[0].without_rows(sum(rows), settings.alpha)
+            score, _, report, warning = selections[0].without_rows(rows, settings.alpha)
             warnings = [warning] if warning else []
-            return _Chosen(score, chosen.calibration, report, warnings, 0), waiting
-    count, left = int(mask.sum()), int((~mask).sum())
-    if not left or not count:
+            return result._replace(score=score, report=report, warnings=warnings), kept
+    set_aside = int(mask.sum())
+    left = rows - set_aside
+    if not left or not set_aside:
         raise ValueError(
-            f"{count + left} rows are too few to select on some and calibrate on the others: "
+            f"{rows} rows are too few to select on some and calibrate on the others: "
             "pass more rows, or give all settings"
         )
-    masks = list(zip(waiting, mask.split(rows), strict=True))
-    parts = [part.part(own) for part, own in masks if bool(own.any())]
-    out, y = forward.joined([part.out for part in parts]), torch.cat([part.y for part in parts])
-    ways = (settings.alpha, left, settings.alpha_of_each, settings.target_inputs)
+    masks = mask.split(counts)
+    picked = [part.part(own) for part, own in zip(kept, masks, strict=True) if bool(own.any())]
+    aside = Aside(
+        forward.joined([part.out for part in picked]),
+        torch.cat([part.y for part in picked]),
+        result.score,
+        calibration,
+        settings.alpha,
+        left,
+        settings.alpha_of_each,
+        settings.target_inputs,
+    )
+    report, warnings = {}, []
     for selection in selections:
-        selected = selection.select(Aside(out, y, chosen.score, chosen.calibration, *ways))
-        warnings = [*chosen.warnings, *([selected.warning] if selected.warning else [])]
-        report = {**chosen.report, **selected.report}
-        chosen = _Chosen(selected.score, selected.calibration, report, warnings, count)
-    return chosen, [part.part(~own) for part, own in masks if not bool(own.all())]
+        selected = selection.select(aside)
+        aside = aside._replace(score=selected.score, calibration=selected.calibration)
+        report.update(selected.report)
+        if selected.warning:
+            warnings.append(selected.warning)
+    others = [part.part(~own) for part, own in zip(kept, masks, strict=True) if not bool(own.all())]
+    return Result(aside.score, aside.calibration, report, set_aside, warnings, None), others
 
 
 def _spared(mask: Tensor, labels: Sequence[Any], known: Tensor, needed: int) -> Tensor:
@@ -263,17 +285,19 @@ def _spared(mask: Tensor, labels: Sequence[Any], known: Tensor, needed: int) -> 
     tensor([False, False, False, False])
     """
     mask, known = mask.clone(), known.flatten(1) if known.dim() > 1 else known[:, None]
-    every = known.all(dim=1, keepdim=True)
-    known = (every if bool(every.all()) else torch.cat([known, every], dim=1)).long().cpu()
-    places: dict[Any, list[int]] = {}
-    for place, label in enumerate(labels):
-        places.setdefault(label, []).append(place)
-    for group in map(torch.tensor, places.values()) if labels else [torch.arange(len(mask))]:
-        all_known, aside = known[group].sum(dim=0), group[mask[group]]
-        missed = needed - (all_known - known[aside].sum(dim=0))
-        missed[all_known < needed] = 0
-        back = torch.cat([missed[None] * 0, known[aside].cumsum(dim=0)])
-        mask[aside[: int((back < missed).any(dim=1).sum())]] = False
+    is_complete = known.all(dim=1, keepdim=True)
+    # Joint coverage may need rows with all of their targets: these are counted, too.
+    known = is_complete if bool(is_complete.all()) else torch.cat([known, is_complete], dim=1)
+    known = known.long().cpu()
+    groups = rows_of_groups(labels).values() if labels else [torch.arange(len(mask))]
+    for rows in groups:
+        aside = rows[mask[rows]]
+        available = known[rows].sum(dim=0)
+        missing = needed - (available - known[aside].sum(dim=0))
+        missing[available < needed] = 0
+        # How many targets come back with the first 0, 1, 2, ... of the rows set aside.
+        returned = torch.cat([missing[None] * 0, known[aside].cumsum(dim=0)])
+        mask[aside[: int((returned < missing).any(dim=1).sum())]] = False
     return mask
 
 

@@ -424,13 +424,10 @@ class RowBuffer:
     ...     buffer.add({"square": part**2})
     >>> buffer["square"]
     tensor([ 0,  1,  4,  9, 16])
-
-    ``dim`` is the dimension of the rows.
     """
 
-    def __init__(self, rows: int | None, dim: int = 0) -> None:
+    def __init__(self, rows: int | None) -> None:
         self._rows = rows  # None: unknown, so that parts are kept in lists
-        self._dim = dim
         self._filled = 0
         self._whole: dict[str, Tensor] = {}
         self._parts: dict[str, list[Tensor]] = {}
@@ -443,21 +440,19 @@ class RowBuffer:
             return
         rows = 0
         for name, part in parts.items():
-            rows = part.shape[self._dim]
+            rows = len(part)
             if name not in self._whole:
                 if rows == self._rows:  # all at once
                     self._whole[name] = part
                     continue
-                shape = list(part.shape)
-                shape[self._dim] = self._rows
-                self._whole[name] = part.new_empty(shape)
-            self._whole[name].narrow(self._dim, self._filled, rows).copy_(part)
+                self._whole[name] = part.new_empty((self._rows, *part.shape[1:]))
+            self._whole[name][self._filled : self._filled + rows] = part
         self._filled += rows
 
     def __getitem__(self, name: str) -> Tensor:
         if self._rows is not None:
             return self._whole[name]
-        return torch.cat(self._parts[name], dim=self._dim)
+        return torch.cat(self._parts[name])
 
 
 class GroupsAndWeights:
