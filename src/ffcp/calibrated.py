@@ -123,7 +123,7 @@ class Calibrated:
         return replace(
             self,
             calibration=joined(self.calibration, other.calibration),
-            identity=self.identity or copy.copy(other.identity),  # with no stamp
+            identity=self.identity or copy.copy(other.identity),  # without its stamp
             layout={**other.layout, **self.layout},
             runs=self.runs + other.runs,
             counts=counts,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-_KIND, _OWN, _LAYER, _FRACTION = "class", "yours", "layer", "fraction"
+_CLASS, _YOURS, _LAYER, _FRACTION = "class", "yours", "layer", "fraction"
 _SHOWN = 6  # of a long list
 
 
@@ -46,7 +46,7 @@ def describe(value: Any, model: nn.Module | None = None) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (list, tuple)):
-        return [describe(one, model) for one in value]
+        return [describe(item, model) for item in value]
     if isinstance(value, (numbers.Rational, Decimal)):
         return {_FRACTION: str(Fraction(value))}
     if isinstance(value, nn.Module) and not isinstance(value, Described):
@@ -55,36 +55,36 @@ def describe(value: Any, model: nn.Module | None = None) -> Any:
                 return {_LAYER: layer}
     config_of = getattr(type(value), "config", Described.config)
     config = {} if isinstance(value, type) else config_of(value)
-    kind = {_KIND: type(value).__name__} if _is_ours(type(value)) else {_OWN: name_of(value)}
-    return {**kind, **{name: describe(one, model) for name, one in config.items()}}
+    owner = {_CLASS: type(value).__name__} if _is_ours(type(value)) else {_YOURS: name_of(value)}
+    return {**owner, **{name: describe(argument, model) for name, argument in config.items()}}
 
 
-def build(described: Any, model: nn.Module | None = None, own: Sequence[Any] = ()) -> Any:
-    """Build the object of a description; take the user's own objects from ``own``.
+def build(described: Any, model: nn.Module | None = None, users: Sequence[Any] = ()) -> Any:
+    """Build the object of a description; take objects of the user's from ``users``.
 
     Constructors check their arguments, so that a file cannot build what a caller could not.
 
-    >>> build([0.5, {"fraction": "1/3"}, {"yours": "function len"}], own=[len])
+    >>> build([0.5, {"fraction": "1/3"}, {"yours": "function len"}], users=[len])
     [0.5, Fraction(1, 3), <built-in function len>]
     """
     if isinstance(described, list):
-        return [build(one, model, own) for one in described]
+        return [build(item, model, users) for item in described]
     if not isinstance(described, Mapping):
         return described
     if _FRACTION in described:
         return Fraction(described[_FRACTION])
     if _LAYER in described and model is not None:
         return model.get_submodule(described[_LAYER])
-    if _OWN in described:
-        for value in own:
+    if _YOURS in described:
+        for value in users:
             if describe(value, model) == described:
                 return value
         raise ValueError(f"{shown(described)} is not in the file: give it again")
-    kind = class_named(described.get(_KIND))
-    config = {n: build(value, model, own) for n, value in described.items() if n != _KIND}
-    if "model" in inspect.signature(kind).parameters:
+    maker = class_named(described.get(_CLASS))
+    config = {n: build(value, model, users) for n, value in described.items() if n != _CLASS}
+    if "model" in inspect.signature(maker).parameters:
         config["model"] = model
-    return kind(**config)
+    return maker(**config)
 
 
 def class_named(name: Any) -> type[Any]:
@@ -95,27 +95,27 @@ def class_named(name: Any) -> type[Any]:
         ...
     ValueError: unknown class 'Nothing' in the file
     """
-    for kind in _subclasses(Described):
-        if kind.__name__ == name and _is_ours(kind):
-            return kind
+    for subclass in _subclasses(Described):
+        if subclass.__name__ == name and _is_ours(subclass):
+            return subclass
     raise ValueError(f"unknown class {name!r} in the file")
 
 
-def _subclasses(kind: type[Any]) -> Iterator[type[Any]]:
-    for one in kind.__subclasses__():
-        yield one
-        yield from _subclasses(one)
+def _subclasses(base: type[Any]) -> Iterator[type[Any]]:
+    for subclass in base.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)
 
 
-def _is_ours(kind: type[Any]) -> bool:
-    return issubclass(kind, Described) and kind.__module__.partition(".")[0] == "ffcp"
+def _is_ours(cls: type[Any]) -> bool:
+    return issubclass(cls, Described) and cls.__module__.partition(".")[0] == "ffcp"
 
 
 def own_objects(value: Any) -> Iterator[Any]:
     """Yield the user's own objects in a config: functions, and objects of foreign classes."""
     if isinstance(value, (list, tuple)):
-        for one in value:
-            yield from own_objects(one)
+        for item in value:
+            yield from own_objects(item)
     elif _is_ours(type(value)):
         yield from own_objects(list(value.config().values()))
     elif not isinstance(value, (type(None), bool, int, float, str, numbers.Number, Decimal)):
@@ -129,29 +129,30 @@ def unsaved(described: Any) -> Iterator[str]:
     ['function f']
     """
     if isinstance(described, list):
-        for one in described:
-            yield from unsaved(one)
+        for item in described:
+            yield from unsaved(item)
     elif isinstance(described, Mapping):
-        if _OWN in described:
-            yield str(described[_OWN])
+        if _YOURS in described:
+            yield str(described[_YOURS])
         yield from unsaved(list(described.values()))
 
 
-def differences(expected: Any, found: Any, name: str = "") -> Iterator[str]:
+def differences(expected: Any, actual: Any, name: str = "") -> Iterator[str]:
     """Yield the arguments in which two descriptions differ.
 
     >>> list(differences({"class": "Sketch", "probes": 2}, {"class": "Sketch", "probes": 1}))
     ['probes=1 (here 2)']
     """
-    if isinstance(expected, Mapping) and isinstance(found, Mapping):
-        for key in dict.fromkeys([*expected, *found]):
-            yield from differences(expected.get(key), found.get(key), name if key == _KIND else key)
-    elif expected != found:
-        yield f"{name}={_short(found)} (here {_short(expected)})"
+    if isinstance(expected, Mapping) and isinstance(actual, Mapping):
+        for key in dict.fromkeys([*expected, *actual]):
+            inner = name if key == _CLASS else key
+            yield from differences(expected.get(key), actual.get(key), inner)
+    elif expected != actual:
+        yield f"{name}={_short(actual)} (here {_short(expected)})"
 
 
 def _short(value: Any) -> str:
-    return str(value.get(_KIND, value.get(_OWN))) if isinstance(value, Mapping) else repr(value)
+    return str(value.get(_CLASS, value.get(_YOURS))) if isinstance(value, Mapping) else repr(value)
 
 
 def is_default(value: Any) -> bool:
@@ -176,7 +177,9 @@ def shown(described: Any) -> str:
         return f"[{', '.join([*map(shown, described[:_SHOWN]), *rest])}]"
     if not isinstance(described, Mapping):
         return repr(described)
-    named = {n: one for n, one in described.items() if n not in (_KIND, _OWN)}
-    config = {n: one for n, one in named.items() if not is_default(one)}
-    listed = ", ".join(f"{name}={shown(value)}" for name, value in config.items())
-    return f"{_short(described)}({listed})"
+    arguments = ", ".join(
+        f"{name}={shown(value)}"
+        for name, value in described.items()
+        if name not in (_CLASS, _YOURS) and not is_default(value)
+    )
+    return f"{_short(described)}({arguments})"

@@ -113,7 +113,7 @@ def rebuilt(kind: Any, saved: Any) -> Any:
     if origin in (types.UnionType, typing.Union):
         if saved is None and type(None) in inner:
             return None
-        (kind,) = (one for one in inner if one is not type(None))
+        (kind,) = (member for member in inner if member is not type(None))
         return rebuilt(kind, saved)
     if origin is tuple and isinstance(saved, list):
         return tuple(rebuilt(inner[0], value) for value in saved)
@@ -136,28 +136,28 @@ def rebuilt(kind: Any, saved: Any) -> Any:
     return saved
 
 
-def count(saved: Any, least: int = 0) -> int:
-    """Return a count; raise ValueError for anything but an integer of at least ``least``.
+def count(saved: Any) -> int:
+    """Return a count; raise ValueError for anything but an integer of at least 0.
 
     >>> count(3)
     3
     """
     number: int = rebuilt(int, saved)
-    if not least <= number < 2**63:
-        raise ValueError(f"expected an integer >= {least}, got {number}")
+    if not 0 <= number < 2**63:
+        raise ValueError(f"expected an integer >= 0, got {number}")
     return number
 
 
 def checked_layout(layout: Any) -> dict[str, Any]:
     """Raise a ValueError unless this describes the layout of inputs."""
     checked: dict[str, Any] = rebuilt(dict, layout)
-    for part in checked.values():
-        if not isinstance(part, dict) or not {"row"} <= part.keys() <= {"row", "columns"}:
-            raise ValueError(f"expected the layout of an input, got {part!r}")
-        for size in rebuilt(tuple[int, ...], part["row"]):
+    for entry in checked.values():
+        if not isinstance(entry, dict) or not {"row"} <= entry.keys() <= {"row", "columns"}:
+            raise ValueError(f"expected the layout of an input, got {entry!r}")
+        for size in rebuilt(tuple[int, ...], entry["row"]):
             count(size)
-        if not all(type(name) in (str, int) for name in rebuilt(list, part.get("columns", []))):
-            raise ValueError(f"expected names of columns, got {part['columns']!r}")
+        if not all(type(name) in (str, int) for name in rebuilt(list, entry.get("columns", []))):
+            raise ValueError(f"expected names of columns, got {entry['columns']!r}")
     return checked
 
 
@@ -197,7 +197,7 @@ def put(path: str | Path, data: bytes) -> None:
                 os.fsync(file.fileno())
             os.replace(place, path)
     except BaseException:
-        with suppress(OSError):  # a disk that can only be read refuses this, too
+        with suppress(OSError):  # a read-only disk refuses this, too
             place.unlink(missing_ok=True)
         raise
 
@@ -227,9 +227,9 @@ def temporary(path: str | Path) -> Path:
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-    except FileExistsError as error:  # does not say that it is no folder
+    except FileExistsError as error:  # a file is in the folder's place
         raise NotADirectoryError(errno.ENOTDIR, "Not a directory", str(path.parent)) from error
-    # A plain name and not one of tempfile's, whose files only their owner may read.
+    # Not by tempfile, whose files only their owner may read.
     return path.with_name(f".{path.name}.{uuid.uuid4().hex}")
 
 

@@ -121,7 +121,7 @@ class Persistent(ShownAsText, Stateful, Described):
             "fingerprint": state.fingerprint,
             "autocast": "" if state.identity is None else state.identity.autocast,
             "layout": state.layout,
-            "report": {name: _plain(one) for name, one in state.report.items()},
+            "report": {name: _plain_report(report) for name, report in state.report.items()},
             "set_aside": state.set_aside,
             "runs": list(state.runs),
             "counts": asdict(state.counts),
@@ -138,18 +138,18 @@ class Persistent(ShownAsText, Stateful, Described):
 
     def state(self) -> dict[str, Tensor]:
         """Return the calibration as tensors, without the model's weights: what a file holds."""
-        now = self.snapshot()
-        return {"_extra_state": now.get_extra_state(), **now.tensors()}
+        snapshot = self.snapshot()
+        return {"_extra_state": snapshot.get_extra_state(), **snapshot.tensors()}
 
-    def restored(self: Self, own: Mapping[str, Tensor], strict: bool = True) -> Self:
+    def restored(self: Self, state: Mapping[str, Tensor], strict: bool = True) -> Self:
         """Return this predictor with the calibration of a :meth:`state`, once all is checked."""
-        unexpected = [n for n in own if n != "_extra_state" and not n.startswith(_PARTS)]
+        unexpected = [n for n in state if n != "_extra_state" and not n.startswith(_PARTS)]
         if strict and unexpected:
             raise ValueError(f"it does not fit a {type(self).__name__}: {', '.join(unexpected)}")
-        if "_extra_state" not in own:
+        if "_extra_state" not in state:
             raise ValueError("its description is missing")
-        tensors = {name: tensor for name, tensor in own.items() if name.startswith(_PARTS)}
-        saved = files.unseal(own["_extra_state"], tensors)
+        tensors = {name: tensor for name, tensor in state.items() if name.startswith(_PARTS)}
+        saved = files.unseal(state["_extra_state"], tensors)
         if saved.get("format") != files.FORMAT:
             raise ValueError("it was saved by another version of ffcp: calibrate again")
         if saved["shapes"] != _shapes(tensors):
@@ -163,20 +163,20 @@ class Persistent(ShownAsText, Stateful, Described):
 
     def _built(self, saved: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Calibrated:
         """Return a saved state, if this predictor could have been calibrated to it."""
-        own = [*own_objects(list(self._given)), *own_objects(list(self.config().values()))]
+        users = list(own_objects([*self._given, *self.config().values()]))
         score, described = self._given[0], saved["compared"]["score"]
         if describe(score, self.model) != described:
-            score = build(described, self.model, own)
-        calibration = build(saved["calibration"], self.model, own)
+            score = build(described, self.model, users)
+        calibration = build(saved["calibration"], self.model, users)
         self._must_accept(saved["compared"], score)
         for name in (*score.requires().norms, *score.requires().values):
             resolve(self.model, name)
         copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
         if not isinstance(score, Selection):
             score = score.with_state(with_prefix("score.", copies))
-            _must_write(score, with_prefix("score.", copies))
+            _must_have_state(score, with_prefix("score.", copies))
         calibration = calibration.with_state(with_prefix("calibration.", copies))
-        _must_write(calibration, with_prefix("calibration.", copies))
+        _must_have_state(calibration, with_prefix("calibration.", copies))
         weights = files.rebuilt(str | None, saved["fingerprint"])
         if bool(len(calibration)) != (weights is not None):
             raise ValueError("it has scores without a fingerprint of the weights, or the reverse")
@@ -186,7 +186,7 @@ class Persistent(ShownAsText, Stateful, Described):
             calibration,
             None if weights is None else Identity(weights, autocast),
             files.checked_layout(saved["layout"]),
-            {name: _report(one) for name, one in saved["report"].items()},
+            {name: _restored_report(report) for name, report in saved["report"].items()},
             files.count(saved["set_aside"]),
             files.rebuilt(tuple[str, ...], saved["runs"]),
             files.rebuilt(Counts, saved["counts"]),
@@ -200,12 +200,14 @@ class Persistent(ShownAsText, Stateful, Described):
         expected["learned"] = saved["learned"]
         if isinstance(given, Selection) and given.accepts(score):
             expected["score"] = None
-        pieces = ("score", "calibration")
-        if not all(_is_possible(expected[name], saved[name]) for name in pieces) or any(
-            expected[name] != saved[name] for name in expected if name not in pieces
-        ):
-            listed = ", ".join(differences(expected, saved))
-            raise ValueError(f"settings differ, so the scores are not comparable: {listed}")
+        for name, value in expected.items():
+            if name in ("score", "calibration"):
+                is_same = _is_possible(value, saved[name])
+            else:
+                is_same = value == saved[name]
+            if not is_same:
+                listed = ", ".join(differences(expected, saved))
+                raise ValueError(f"settings differ, so the scores are not comparable: {listed}")
 
     def check_scores(self) -> None:
         """Raise ValueError if loaded scores are impossible."""
@@ -234,14 +236,14 @@ class Persistent(ShownAsText, Stateful, Described):
         path : str or Path
             The file to write.
         """
-        now = self.snapshot()
-        weights = now.fingerprint
-        if weights is not None and weights != fingerprint(now.model):
+        snapshot = self.snapshot()
+        weights = snapshot.fingerprint
+        if weights is not None and weights != fingerprint(snapshot.model):
             raise RuntimeError(
                 "the model's weights are no longer those of the calibration: calibrate again "
                 "before saving"
             )
-        files.write(path, now.state())
+        files.write(path, snapshot.state())
 
     def load(self: Self, path: str | Path) -> Self:
         """Read a calibration written by :meth:`save`; nothing is unpickled.
@@ -275,14 +277,14 @@ class Persistent(ShownAsText, Stateful, Described):
         destination.update(prefixed(prefix, self.tensors()))
 
     def _load_from_state_dict(
-        self, state_dict: Any, prefix: str, metadata: Any, strict: bool, *others: Any
+        self, state_dict: Any, prefix: str, metadata: Any, strict: bool, *keys_and_errors: Any
     ) -> None:
         self._detach_owner()
-        own = with_prefix(prefix, state_dict)
-        own = {name: tensor for name, tensor in own.items() if not name.startswith("model.")}
-        if own:  # otherwise it holds a model alone, and the calibration stays
+        state = with_prefix(prefix, state_dict)
+        state = {name: tensor for name, tensor in state.items() if not name.startswith("model.")}
+        if state:  # otherwise it holds a model alone, and the calibration stays
             with files.refused("the calibration in this state_dict"):
-                fresh = self.restored(own, strict)
+                fresh = self.restored(state, strict)
                 # Weights of an owner may be loaded after this; they are checked when predicting.
                 if "model" in self._modules:
                     weights = with_prefix(f"{prefix}model.", state_dict)
@@ -290,9 +292,9 @@ class Persistent(ShownAsText, Stateful, Described):
                     fresh.check_model(self.model, weights, assign)
             self.take_over(fresh)
         # What belongs to no module was loaded above.
-        ours = tuple(prefix + part for part in _PARTS)
-        rest = {name: t for name, t in state_dict.items() if not name.startswith(ours)}
-        super()._load_from_state_dict(rest, prefix, metadata, strict, *others)
+        loaded = tuple(prefix + part for part in _PARTS)
+        rest = {name: t for name, t in state_dict.items() if not name.startswith(loaded)}
+        super()._load_from_state_dict(rest, prefix, metadata, strict, *keys_and_errors)
 
     def __getstate__(self) -> dict[str, Any]:
         state = {**self.__dict__, "_modules": dict(self._modules)}
@@ -335,15 +337,17 @@ class Persistent(ShownAsText, Stateful, Described):
         head = f"calibrated on {rows:,} rows" if rows else "not calibrated yet"
         head += f", {aside:,} more selected and do not calibrate" if aside else ""
         parameters = sum(weight.numel() for weight in self.model.parameters())
+        settings = self.comparable()
+        del settings["learned"]  # a hash
         parts = {"model": f"{type(self.model).__name__}, {parameters:,} parameters"}
-        chosen = [one for one in self._state.report.values() if isinstance(one, ShownAsTable)]
-        for one in chosen:
-            parts["method"] = one.ranking().above[0]
+        for report in self._state.report.values():
+            if isinstance(report, ShownAsTable):
+                parts["method"] = report.ranking().above[0]
         if isinstance(self._state.score, Selection):
             parts["method"] = f"{self._state.score.what} is selected when rows calibrate"
-        left_out = ["learned", *(["score"] if "method" in parts else [])]  # a hash; not a setting
-        compared = self.comparable().items()
-        parts |= {n: shown(one) for n, one in compared if not is_default(one) and n not in left_out}
+        if "method" in parts:
+            del settings["score"]
+        parts |= {name: shown(value) for name, value in settings.items() if not is_default(value)}
         lines = [wrapped(f"  {name}: {text}") for name, text in parts.items()]
         return "\n".join([f"{type(self).__name__}: {head}", *lines])
 
@@ -359,34 +363,37 @@ def learned_hash(described: Any, tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _must_write(made: Any, tensors: Mapping[str, Tensor]) -> None:
+def _must_have_state(loaded: Any, tensors: Mapping[str, Tensor]) -> None:
     """Raise ValueError if an object would not save the tensors that it was loaded from."""
-    both = [
-        {n: (t.dtype, t.shape, t.contiguous().numpy().tobytes()) for n, t in some.items()}
-        for some in (made.state(), tensors)
-    ]
-    if both[0] != both[1]:
-        raise ValueError(f"its tensors are not those of a {type(made).__name__}")
+
+    def contents(state: Mapping[str, Tensor]) -> dict[str, Any]:
+        return {n: (t.dtype, t.shape, t.contiguous().numpy().tobytes()) for n, t in state.items()}
+
+    if contents(loaded.state()) != contents(tensors):
+        raise ValueError(f"its tensors are not those of a {type(loaded).__name__}")
 
 
 def _is_possible(given: Any, saved: Any) -> bool:
     """Whether a saved description is a selection from a given one."""
-    if isinstance(given, Mapping) and isinstance(saved, Mapping) and "scales" not in given:
-        return all(_is_possible(given.get(name), value) for name, value in saved.items())
     if isinstance(given, Mapping) and "scales" in given:  # candidates, of which one was selected
         return saved == given or saved == {"class": "Constant"} or saved in given["scales"]
-    is_layer = isinstance(saved, (str, Mapping))  # True is no layer, though it equals a 1 in a grid
-    is_candidate = isinstance(given, list) and is_layer and saved in [*given, "output"]
-    return given == saved or given in _OPEN or is_candidate
+    if isinstance(given, Mapping) and isinstance(saved, Mapping):
+        return all(_is_possible(given.get(name), value) for name, value in saved.items())
+    if given == saved or given in _OPEN:
+        return True
+    # One layer of a list. True would equal a 1 in a list of numbers, but is no layer.
+    is_layer = isinstance(saved, (str, Mapping))
+    return isinstance(given, list) and is_layer and saved in [*given, "output"]
 
 
-def _plain(report: Any) -> Any:
-    kind = {"class": type(report).__name__}
-    return {**kind, **asdict(report)} if is_dataclass(report) else report  # type: ignore[arg-type]
+def _plain_report(report: Any) -> Any:
+    if not is_dataclass(report):
+        return report
+    return {"class": type(report).__name__, **asdict(report)}  # type: ignore[arg-type]
 
 
-def _report(saved: Any) -> Any:
+def _restored_report(saved: Any) -> Any:
     if not isinstance(saved, dict) or "class" not in saved:
         return saved
-    kind = class_named(saved["class"])
-    return files.rebuilt(kind, {name: one for name, one in saved.items() if name != "class"})
+    values = {name: value for name, value in saved.items() if name != "class"}
+    return files.rebuilt(class_named(saved["class"]), values)
