@@ -37,7 +37,7 @@ def like_model(leaf: Any, model: nn.Module, weights: Sequence[Tensor], alone: bo
     if first is not None and leaf.is_floating_point() and all(dtype != t.dtype for t in weights):
         dtype = first.dtype
     device = leaf.device if first is None else first.device
-    is_inference = leaf.is_inference()  # and could never enter a graph
+    is_inference = leaf.is_inference()  # and cannot enter a graph
     if not is_inference and leaf.dtype == dtype and leaf.device == device:
         return leaf
     with torch.inference_mode(False):
@@ -87,15 +87,15 @@ def numbers(values: Any, what: str) -> np.ndarray:
             "ffcp.sklearn, words as labels for ffcp.LAC and RAPS with names=[...], and texts go "
             "through the model's tokenizer first"
         )
-    # No type of torch: long double, numbers of another byte order, unsigned ones that are wide.
+    # Types that torch lacks: long double, other byte orders, wide unsigned integers.
     if kind == "f":
         array = array.astype(f"f{min(array.dtype.itemsize, 8)}", copy=False)
     elif kind == "u" and array.dtype.itemsize > 1:
         array = array.astype(np.int64 if array.size == 0 or array.max() < 2**63 else np.float64)
     else:
         array = array.astype(array.dtype.newbyteorder("="), copy=False)
-    # Row by row, for the same numbers to the last bit; torch cannot step backwards, either.
-    # Copying protects a caller's read-only array.
+    # In row order, so that sums do not depend on the layout; torch takes no negative strides. A
+    # read-only array is copied.
     return np.require(array, requirements=("C", "W"))
 
 
@@ -118,7 +118,7 @@ def _column(series: Any, what: str, where: str) -> np.ndarray:
     """Read one column; missing values of a nullable one are NaN."""
     kind, size = (getattr(series.dtype, name, None) for name in ("kind", "itemsize"))
     if isinstance(series.dtype, np.dtype) or kind is None or kind not in "fiub" or size is None:
-        array = np.asarray(series.to_numpy())  # those of pandas that are sparse have no size
+        array = np.asarray(series.to_numpy())  # sparse types of pandas have no itemsize
     elif bool(series.isna().any()):
         array = np.asarray(series.to_numpy(dtype=np.float64, na_value=np.nan))
     else:

@@ -82,7 +82,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 
 def _random_state_kept(model: nn.Module) -> Any:
     devices = {tensor.device for tensor in weights_of(model).tensors}
-    device = next((one for one in devices if one.type not in ("cpu", "meta", "mps")), None)
+    device = next((d for d in devices if d.type not in ("cpu", "meta", "mps")), None)
     if device is None:
         return torch.random.fork_rng(devices=[])
     return torch.random.fork_rng(devices=[device], device_type=device.type)
@@ -220,11 +220,10 @@ class Cut:
                     tensors[key] = changed[key] = tensor = self._change(tensor)
                 if self._graph and not tensor.requires_grad:
                     tensors[key] = changed[key] = _Root.apply(_SEED, tensor)  # type: ignore[no-untyped-call]
-            own = [tensors[key] for key in keys]
-            tap.shapes[name] = [tensor.shape for tensor in own]
+            tap.shapes[name] = [tensors[key].shape for key in keys]
             if self._graph:
                 # Edges stay put when a later in-place operation moves the tensor on.
-                tap.edges[name] = [get_gradient_edge(tensor) for tensor in own]
+                tap.edges[name] = [get_gradient_edge(tensors[key]) for key in keys]
         return inputs.replace(value, changed, base)
 
     def _record(self, value: Any, base: str, tap: Tapped) -> None:
@@ -237,9 +236,9 @@ class Cut:
                 tap.values[name] = inputs.side_by_side(value)
                 continue
             key = next(iter(tensors)) if name == INPUT else _selected(name, tensors, tap.rows)[0]
-            kept = tensors[key].detach()
+            tensor = tensors[key].detach()
             # A copy of a hidden value: the next layer may work in place.
-            tap.values[name] = kept if base in (INPUT, OUTPUT) else kept.clone()
+            tap.values[name] = tensor if base in (INPUT, OUTPUT) else tensor.clone()
 
 
 def _selected(name: str, tensors: dict[str, Tensor], rows: int) -> list[str]:
@@ -276,7 +275,7 @@ class _Root(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None]:
-        return None, None  # gradients are read where they arrive; nothing lies beyond
+        return None, None  # gradients are read before they arrive here
 
 
 # A scalar that requires a gradient, from which every graph of a pass grows.
@@ -381,17 +380,13 @@ _OF_TYPES = ("dtype", "datatype", "scalar type", "Input type", "not implemented 
 
 def _with_dict(model: nn.Module, x: Mapping[str, Any]) -> Any:
     """Pass a dict as one argument, if that can be meant."""
-    kinds = inspect.Parameter
     try:
         parameters = inspect.signature(whole(model).forward).parameters
     except (TypeError, ValueError):
         return model(x)
-    named = {
-        n: p
-        for n, p in parameters.items()
-        if p.kind not in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)
-    }
-    missing = [n for n, p in named.items() if p.default is kinds.empty and n not in x]
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    named = {n: p for n, p in parameters.items() if p.kind not in variadic}
+    missing = [n for n, p in named.items() if p.default is inspect.Parameter.empty and n not in x]
     message = (
         f"the model's forward takes the arguments {', '.join(named)}, and x has the keys "
         f"{', '.join(map(str, x))}: unknown are {[key for key in x if key not in named]}, "
@@ -403,7 +398,7 @@ def _with_dict(model: nn.Module, x: Mapping[str, Any]) -> Any:
     try:
         return model(x)
     except (TypeError, AttributeError) as error:
-        if has_known:  # one argument, and a key of its name
+        if has_known:  # one argument, with the name of a key
             raise TypeError(message) from error
         if len(x) == 1 and isinstance(error, TypeError):
             (key,) = x

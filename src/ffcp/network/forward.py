@@ -20,6 +20,7 @@ from ffcp.network.model import OWN_HOOK, Weights, borrowed, uncompiled, without_
 from ffcp.network.model_output import Output, picking
 
 ONLY_OUTPUT = Requires()
+_PER_ROW = ("output", "rows", "groups", "weights", "random")  # with an entry for each row
 
 
 def run_batch(
@@ -71,9 +72,9 @@ def run_batch(
     whole = uncompiled(model) if requires.norms or requires.values else model
     values: dict[str, Tensor] = {}
     with borrowed(whole, now if whole is model else None) as frozen:
-        taken = by_hand(frozen, x, inner, requires)
-        if taken is not None:
-            output, norms = taken
+        result = by_hand(frozen, x, inner, requires)
+        if result is not None:
+            output, norms = result
         else:
             # Smoothing runs the model on perturbed features; the plain pass needs no graph.
             tapped = [] if isinstance(requires.method, Smooth) else inner
@@ -89,9 +90,10 @@ def run_batch(
         arrays.check_finite(norm, f"the gradient at feature {name!r}", first_row)
     if OUTPUT in requires.norms:
         norms = {**norms, OUTPUT: norms_of_output(output, requires)}
-    if output.device.type == "mps":  # it has no float64: what follows is worked out on the CPU
+    if output.device.type == "mps":  # without float64: continue on the CPU
         output = output.cpu()
-        norms, values = ({n: t.cpu() for n, t in some.items()} for some in (norms, values))
+        norms = {name: norm.cpu() for name, norm in norms.items()}
+        values = {name: value.cpu() for name, value in values.items()}
     numbers = range(first_row, first_row + rows)
     return BatchOutput(x, output, norms, values, numbers, groups, weights, None, columns)
 
@@ -137,26 +139,24 @@ def part_of(out: BatchOutput, rows: slice | Tensor) -> BatchOutput:
     >>> part_of(whole, slice(2, 4)).rows, part_of(whole, torch.arange(5) > 2).rows
     (range(2, 4), [3, 4])
     """
-    numbers = rows
     if isinstance(rows, Tensor) and rows.dtype == torch.bool:
-        numbers = rows.nonzero()[:, 0]
+        rows = rows.nonzero()[:, 0]
 
     def part(column: Any) -> Any:
-        if column is None or isinstance(column, Tensor):
-            return None if column is None else column[numbers]
-        if isinstance(numbers, slice):
-            return column[numbers]
+        if column is None:
+            return None
+        if isinstance(column, Tensor) or isinstance(rows, slice):
+            return column[rows]
         if isinstance(column, range):  # of many rows, in one step
-            return torch.arange(column.start, column.stop)[numbers].tolist()
-        return [column[number] for number in numbers.tolist()]
+            return torch.arange(column.start, column.stop)[rows].tolist()
+        return [column[number] for number in rows.tolist()]
 
-    return BatchOutput(
-        None if out.x is None else inputs.take(out.x, numbers),
-        out.output[numbers],
-        {name: norms[numbers] for name, norms in out.norms.items()},
-        {name: values[numbers] for name, values in out.values.items()},
-        *(part(column) for column in out[4:8]),
-    )._replace(columns=out.columns)
+    return out._replace(
+        x=None if out.x is None else inputs.take(out.x, rows),
+        norms={name: norm[rows] for name, norm in out.norms.items()},
+        values={name: value[rows] for name, value in out.values.items()},
+        **{name: part(getattr(out, name)) for name in _PER_ROW},
+    )
 
 
 def joined(outs: Sequence[BatchOutput]) -> BatchOutput:
@@ -167,19 +167,21 @@ def joined(outs: Sequence[BatchOutput]) -> BatchOutput:
     [0, 1, 2, 3, 4]
     """
 
-    def together(parts: tuple[Any, ...]) -> Any:
-        if parts[0] is None or isinstance(parts[0], Tensor):
-            return None if parts[0] is None else torch.cat(parts)
-        return [one for part in parts for one in part]
+    def whole(name: str) -> Any:
+        parts = [getattr(out, name) for out in outs]
+        if parts[0] is None:
+            return None
+        if isinstance(parts[0], Tensor):
+            return torch.cat(parts)
+        return [entry for part in parts for entry in part]
 
-    x, output, norms, values, *beside, columns = zip(*outs, strict=True)
-    return BatchOutput(
-        None if x[0] is None else inputs.join(x),
-        torch.cat(output),
-        {name: torch.cat([one[name] for one in norms]) for name in norms[0]},
-        {name: torch.cat([one[name] for one in values]) for name in values[0]},
-        *map(together, beside),
-    )._replace(columns=columns[0])
+    first = outs[0]
+    return first._replace(
+        x=None if first.x is None else inputs.join([out.x for out in outs]),
+        norms={name: torch.cat([out.norms[name] for out in outs]) for name in first.norms},
+        values={name: torch.cat([out.values[name] for out in outs]) for name in first.values},
+        **{name: whole(name) for name in _PER_ROW},
+    )
 
 
 def norms_of_output(output: Tensor, requires: Requires) -> Tensor:
@@ -271,24 +273,22 @@ def check_rows(
     output has a longer one.
     """
     x = inputs.take(x, slice(0, sample))
-    if inputs.row_count(x) == 1:  # a loader of single rows: the row beside itself
+    if inputs.row_count(x) == 1:  # a loader of single rows: use the row twice
         x = inputs.take(x, torch.tensor([0, 0]))
     rows = inputs.row_count(x)
     half, order = rows // 2, torch.arange((rows + 1) // 2).flip(0)
     names = [name for name in names if name != OUTPUT]
     model = uncompiled(model) if names else model
     with borrowed(model) as frozen:
-        # One block around all passes: each of them then draws other random numbers, if it draws.
+        # One block around all passes, so that a random model draws new numbers in each.
         with undisturbed(frozen):
             whole = call(frozen, x, rows)
             if whole.requires_grad and frozen is not model:
                 # Nothing in a copy needs a gradient: its forward is a closure over the model.
                 without_copies(model)
                 return check_rows(model, x, names, sample, dtype)
-            repeated, reordered = (
-                call(frozen, x, rows),
-                call(frozen, inputs.take(x, order), len(order)),
-            )
+            repeated = call(frozen, x, rows)
+            reordered = call(frozen, inputs.take(x, order), len(order))
         if not _close(whole, repeated, dtype):
             raise ValueError(
                 "two passes over the same rows disagree: forward is random even in eval mode "
@@ -305,11 +305,10 @@ def check_rows(
             return
         with Cut(frozen, names) as cut:
             tap = cut(x)
-            flat = [(name, edge) for name, group in tap.edges.items() for edge in group]
-            gradients = torch.autograd.grad(
-                tap.prediction[:half].sum(), [edge for _, edge in flat], allow_unused=True
-            )
-    for (name, _), gradient in zip(flat, gradients, strict=True):
+            tapped = [name for name, edges in tap.edges.items() for _ in edges]
+            edges = [edge for edges in tap.edges.values() for edge in edges]
+            gradients = torch.autograd.grad(tap.prediction[:half].sum(), edges, allow_unused=True)
+    for name, gradient in zip(tapped, gradients, strict=True):
         if gradient is not None and (gradient[half:].nan_to_num() != 0).any():
             raise ValueError(
                 f"the model mixes rows: the output of one row has a gradient at feature {name!r} "
@@ -331,14 +330,17 @@ def _close(a: Tensor, b: Tensor, dtype: torch.dtype | None) -> bool:
 
 # -- features to select from -------------------------------------------------------------------
 
+_CANDIDATES = 8
+_SAMPLE = 8  # rows that are run to find them
 
-def candidates(model: nn.Module, x: Any, limit: int = 8, sample: int = 8) -> list[str]:
-    """Return at most ``limit`` features spread over the depth, in the order of the forward pass.
+
+def candidates(model: nn.Module, x: Any) -> list[str]:
+    """Return at most 8 features spread over the depth, in the order of the forward pass.
 
     Candidates are modules called exactly once, whose output is floating-point, has a row for each
     input row and influences the prediction.
     """
-    x = inputs.take(x, slice(0, sample))
+    x = inputs.take(x, slice(0, _SAMPLE))
     with borrowed(uncompiled(model)) as frozen:
         names = _distinct_features(frozen, x)
         if all(tensor.is_floating_point() for _, tensor in inputs.leaves(x)):
@@ -351,13 +353,13 @@ def candidates(model: nn.Module, x: Any, limit: int = 8, sample: int = 8) -> lis
         except NoGradientError:  # only plain CP is left
             return []
     names = [name for name, gradient in zip(names, gradients, strict=True) if gradient is not None]
-    spread = torch.linspace(0, len(names) - 1, min(limit, len(names))).round().long()
+    spread = torch.linspace(0, len(names) - 1, min(_CANDIDATES, len(names))).round().long()
     return [names[index] for index in spread.tolist()]
 
 
 def _distinct_features(model: nn.Module, x: Any) -> list[str]:
     """Return modules whose output is one usable tensor, in call order, without repeats."""
-    seen: list[tuple[str, Tensor, int]] = []  # holding the tensors keeps their ids unique
+    recorded: list[tuple[str, Tensor, int]] = []  # holding the tensors keeps their ids unique
     calls: dict[str, int] = {}
     rows = inputs.row_count(x)
 
@@ -366,7 +368,7 @@ def _distinct_features(model: nn.Module, x: Any) -> list[str]:
             calls[name] = calls.get(name, 0) + 1
             usable = isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 0
             if usable and len(value) == rows and torch.is_grad_enabled():
-                seen.append((name, value, value._version))
+                recorded.append((name, value, value._version))
 
         setattr(record, OWN_HOOK, True)
         return record
@@ -377,12 +379,11 @@ def _distinct_features(model: nn.Module, x: Any) -> list[str]:
                 stack.callback(module.register_forward_hook(watch(name)).remove)
         prediction = call(model, x, rows)
     # A container returns its last child's tensor and dropout its input: one feature, one name.
-    known = {(id(prediction), prediction._version)} | {
-        (id(tensor), tensor._version) for _, tensor in inputs.leaves(x)
-    }
+    tensors = [prediction, *(tensor for _, tensor in inputs.leaves(x))]
+    taken = {(id(tensor), tensor._version) for tensor in tensors}
     names = []
-    for name, tensor, version in seen:
-        if calls[name] == 1 and (id(tensor), version) not in known:
-            known.add((id(tensor), version))
+    for name, tensor, version in recorded:
+        if calls[name] == 1 and (id(tensor), version) not in taken:
+            taken.add((id(tensor), version))
             names.append(name)
     return names

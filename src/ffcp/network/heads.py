@@ -65,7 +65,7 @@ def rest_of_sequential(model: nn.Module, name: str) -> nn.Module | None:
         index = list(model._modules).index(part)
         behind = [*list(model)[index + 1 :], *behind]
         rest = nn.Sequential(*behind)
-        # Of the head of a frozen copy nothing must be put back then.
+        # In the mode of its layers, so that nothing has to be restored.
         rest.training, model = model.training, model[index]
     return rest
 
@@ -149,26 +149,26 @@ def behind(
     ...     output(2 * v[:1]).shape
     torch.Size([1, 1])
     """
-    kept: list[Tensor] = []
-    given: Iterator[Tensor] | None = None
+    features: list[Tensor] = []  # as the model computes them
+    replacements: Iterator[Tensor] | None = None
 
     def swap(value: Tensor) -> Tensor:
-        if given is None:
-            kept.append(value.clone())
+        if replacements is None:
+            features.append(value.clone())
             return value
-        return next(given).clone()  # the next layer may work in place
+        return next(replacements).clone()  # the next layer may work in place
 
-    # Elsewhere hooks of the user's may stand between the layers.
+    # A model that is no copy may have hooks between its layers.
     rest = rest_of_sequential(model, name) if is_frozen_copy(model) else None
 
     def output(*values: Tensor) -> Tensor:
-        nonlocal given
+        nonlocal replacements
         if rest is not None:
-            alone: Tensor = rest(values[0].clone())
-            return alone
-        given, rows = iter(values), torch.arange(len(values[0]))
+            returned: Tensor = rest(values[0].clone())
+            return returned
+        replacements, rows = iter(values), torch.arange(len(values[0]))
         return cut(inputs.take(x, rows % inputs.row_count(x))).prediction
 
     with Cut(model, [name], change=swap, graph=False) as cut, torch.no_grad():
         cut(x)
-        yield tuple(kept), output
+        yield tuple(features), output

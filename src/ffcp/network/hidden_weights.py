@@ -1,4 +1,4 @@
-"""Weights that torch does not list, those of hooks and plain attributes, or that are not there."""
+"""Weights that torch does not list: those that hooks and plain attributes hold."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _TORCHS = nn.Module().__dict__.keys()  # what every module has
 _PLAIN = {type(None), bool, int, float, complex, str, bytes, type}
 _PLAIN |= {torch.dtype, torch.device, torch.Size}
-_PLAIN |= {ProxyType, CallableProxyType}  # whose object may be gone
+_PLAIN |= {ProxyType, CallableProxyType}  # their object may no longer exist
 _LISTS = (dict, list, tuple, deque)
 _FUNCTIONS = (FunctionType, MethodType, functools.partial)
-_MANY = 1000  # objects in nested lists and dicts: more than that is data, and not searched
+_MOST_OBJECTS = 1000  # in nested lists and dicts: more is data, and not searched
 
 
 def own_names(module: nn.Module) -> list[str]:
@@ -49,48 +49,50 @@ def unlisted(module: nn.Module) -> list[tuple[str, Tensor | nn.Module]]:
     >>> unlisted(model)
     [('_forward_hooks.0.adapter', Linear(in_features=1, out_features=1, bias=True))]
     """
-    found: list[tuple[str, Tensor | nn.Module]] = []
+    weights: list[tuple[str, Tensor | nn.Module]] = []
     for name in holders(module):
-        _look(module.__dict__[name], name, found, set())
-    for kind in _HOOKS:
-        for place, hook in enumerate(getattr(module, kind).values()):
-            _look(hook, f"{kind}.{place}", found, set(), held=True)
-    return found
+        _search(module.__dict__[name], name, weights, set())
+    for hooks in _HOOKS:
+        for number, hook in enumerate(getattr(module, hooks).values()):
+            _search(hook, f"{hooks}.{number}", weights, set(), held=True)
+    return weights
 
 
-def _look(
+def _search(
     value: Any,
     name: str,
-    found: list[tuple[str, Tensor | nn.Module]],
-    seen: set[int],
+    weights: list[tuple[str, Tensor | nn.Module]],
+    visited: set[int],
     *,
     held: bool = False,
-    calls: bool = True,
+    into_functions: bool = True,
 ) -> None:
-    """Search one object, ``held`` by a function or not; ``calls``: search functions too.
+    """Add the weights and modules that an object reaches; ``held``: by a function.
 
     By ``type`` and not by ``isinstance``, which would load lazy objects and call proxies.
     """
     kind = type(value)
     if issubclass(kind, nn.Module):
-        found.append((name, value))
+        weights.append((name, value))
     elif issubclass(kind, Tensor):
         if held or _is_trained(value):
-            found.append((name, value))
-    elif kind not in _PLAIN and id(value) not in seen:
-        seen.add(id(value))
+            weights.append((name, value))
+    elif kind not in _PLAIN and id(value) not in visited:
+        visited.add(id(value))
         if issubclass(kind, _FUNCTIONS):
-            for part, inner in _of_function(value) if calls else ():
-                _look(inner, f"{name}.{part}", found, seen, held=True)
-            for part, inner in _globals(value) if calls else ():  # but not their functions
-                _look(inner, f"{name}.{part}", found, seen, held=True, calls=False)
+            if not into_functions:
+                return
+            for key, child in _of_function(value):
+                _search(child, f"{name}.{key}", weights, visited, held=True)
+            for key, child in _globals(value):  # but not the functions among them
+                _search(child, f"{name}.{key}", weights, visited, held=True, into_functions=False)
         elif issubclass(kind, _LISTS):
-            for part, inner in _inside(value):
-                _look(inner, f"{name}{part}", found, seen, calls=calls)
+            for path, child in _inside(value):
+                _search(child, f"{name}{path}", weights, visited, into_functions=into_functions)
         elif held and not issubclass(kind, type | ModuleType):
-            # What objects hold, but not what other objects in them do.
-            for part, inner in _attributes(value):
-                _look(inner, f"{name}.{part}", found, seen, calls=False)
+            # The attributes of an object, but not those of objects in them.
+            for key, child in _attributes(value):
+                _search(child, f"{name}.{key}", weights, visited, into_functions=False)
 
 
 def _is_trained(tensor: Tensor) -> bool:
@@ -103,32 +105,32 @@ def _inside(value: Any) -> Iterator[tuple[str, Any]]:
     >>> [*_inside([torch.relu, [1, torch.tanh]])]
     [('.0', <built-in method relu of type object at ...>), ('.1.1', <built-in method tanh ...>)]
     """
-    nested, known, room = deque([("", value)]), {id(value)}, _MANY
-    while nested:
-        name, some = nested.popleft()
-        if len(some) > room:
+    queue, visited, budget = deque([("", value)]), {id(value)}, _MOST_OBJECTS
+    while queue:
+        path, container = queue.popleft()
+        if len(container) > budget:
             continue
-        # At once: another thread may add to it.
-        members = [*(dict.values(some) if isinstance(some, dict) else some)]
-        room -= len(members)
-        for place, one in enumerate(members):
-            kind = type(one)
+        # Copied at once: another thread may add to it.
+        members = [*(dict.values(container) if isinstance(container, dict) else container)]
+        budget -= len(members)
+        for number, member in enumerate(members):
+            kind = type(member)
             if kind in _PLAIN:
                 continue
             if not issubclass(kind, _LISTS):
-                yield f"{name}.{place}", one
-            elif id(one) not in known:
-                known.add(id(one))
-                nested.append((f"{name}.{place}", one))
+                yield f"{path}.{number}", member
+            elif id(member) not in visited:
+                visited.add(id(member))
+                queue.append((f"{path}.{number}", member))
 
 
 def _attributes(value: Any) -> list[tuple[str, Any]]:
     """Return the attributes of an object, without running its own code."""
     try:
-        own = object.__getattribute__(value, "__dict__")
+        attributes = object.__getattribute__(value, "__dict__")
     except AttributeError:
         return []
-    return sorted(((str(name), one) for name, one in own.items()), key=itemgetter(0))
+    return sorted(((str(name), child) for name, child in attributes.items()), key=itemgetter(0))
 
 
 def _of_function(function: Any) -> Iterator[tuple[str, Any]]:
@@ -137,7 +139,7 @@ def _of_function(function: Any) -> Iterator[tuple[str, Any]]:
         yield from (("self", function.__self__), ("function", function.__func__))
     elif isinstance(function, functools.partial):
         yield "function", function.func
-        yield from ((str(place), one) for place, one in enumerate(function.args))
+        yield from ((str(number), value) for number, value in enumerate(function.args))
         yield from sorted(function.keywords.items())
     else:
         cells = function.__closure__ or ()
@@ -145,17 +147,19 @@ def _of_function(function: Any) -> Iterator[tuple[str, Any]]:
             with suppress(ValueError):  # not set yet
                 if not _is_recorded(name, cell.cell_contents, function.__code__):
                     yield name, cell.cell_contents
-        yield from ((str(place), one) for place, one in enumerate(function.__defaults__ or ()))
+        yield from (
+            (str(number), value) for number, value in enumerate(function.__defaults__ or ())
+        )
         yield from sorted((function.__kwdefaults__ or {}).items())
 
 
 def _globals(function: Any) -> Iterator[tuple[str, Any]]:
     """Yield the global variables that a function names, as hooks in scripts and notebooks do."""
     if isinstance(function, FunctionType):
-        known = function.__globals__
+        variables = function.__globals__
         for name in function.__code__.co_names:
-            if name in known and not _is_recorded(name, known[name], function.__code__):
-                yield name, known[name]
+            if name in variables and not _is_recorded(name, variables[name], function.__code__):
+                yield name, variables[name]
 
 
 def _is_recorded(name: str, value: Any, code: CodeType) -> bool:
@@ -166,8 +170,8 @@ def _is_recorded(name: str, value: Any, code: CodeType) -> bool:
 @functools.lru_cache(maxsize=256)
 def _assigned(code: CodeType) -> frozenset[str]:
     """Return the outer variables that a function assigns, by ``global`` or ``nonlocal``."""
-    kinds = ("STORE_GLOBAL", "STORE_DEREF")
-    return frozenset(str(one.argval) for one in dis.get_instructions(code) if one.opname in kinds)
+    stores = ("STORE_GLOBAL", "STORE_DEREF")
+    return frozenset(str(i.argval) for i in dis.get_instructions(code) if i.opname in stores)
 
 
 def refuse_unusable(model: nn.Module) -> None:
@@ -178,22 +182,22 @@ def refuse_unusable(model: nn.Module) -> None:
     ValueError: the model has layers without weights yet (LazyLinear): run it once on some rows
     """
     for module in model.modules():
-        # By names: the parts of torch that define them are slow to import, and may be missing.
-        kinds = {kind.__name__ for kind in type(module).__mro__}
-        if kinds & {"FullyShardedDataParallel", "FSDPModule"}:
+        # By name: the modules that define them are slow to import, and may be missing.
+        classes = {base.__name__ for base in type(module).__mro__}
+        if classes & {"FullyShardedDataParallel", "FSDPModule"}:
             raise ValueError(
                 "the weights of the model are sharded over processes (FSDP): gather them into a "
                 "plain model, and pass that"
             )
-        own = [*module._parameters.values(), *module._buffers.values()]
-        if any(isinstance(tensor, UninitializedParameter | UninitializedBuffer) for tensor in own):
+        tensors = [*module._parameters.values(), *module._buffers.values()]
+        if any(isinstance(t, UninitializedParameter | UninitializedBuffer) for t in tensors):
             raise ValueError(
                 f"the model has layers without weights yet ({type(module).__name__}): run it once "
                 "on some rows"
             )
         if isinstance(module, fx.GraphModule) and hasattr(module, "range_constraints"):
-            given = [n.meta.get("val") for n in module.graph.nodes if n.op == "placeholder"]
-            sizes = [value.shape[0] for value in given if isinstance(value, Tensor) and value.dim()]
+            examples = [n.meta.get("val") for n in module.graph.nodes if n.op == "placeholder"]
+            sizes = [x.shape[0] for x in examples if isinstance(x, Tensor) and x.dim()]
             if any(isinstance(size, int) for size in sizes):
                 raise ValueError(
                     f"the model was exported for exactly {sizes[0]} rows at a time: export it for "

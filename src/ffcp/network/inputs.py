@@ -51,8 +51,6 @@ def to_tensors(x: Any, model: nn.Module, now: Weights | None = None) -> Any:
     torch.int64
     """
     weights = (now or weights_of(model)).tensors
-    if isinstance(x, Tensor):
-        return like_model(x, model, weights, alone=True)
     if isinstance(x, list) and not any(map(is_arraylike, x)):
         x = from_list(x)
     if isinstance(x, Mapping) and any(isinstance(value, list) for value in x.values()):
@@ -179,8 +177,9 @@ class Reader:
         tensors = to_tensors(x, self.model, self._now)
         for key, tensor in leaves(tensors, "x"):
             if key not in self.layout:
-                own = {"columns": columns[key]} if key in columns else {}
-                self.layout[key] = {"row": list(tensor.shape[1:]), **own}
+                self.layout[key] = {"row": list(tensor.shape[1:])}
+                if key in columns:
+                    self.layout[key]["columns"] = columns[key]
             elif tensor.dim() == 1 and self.layout[key]["row"] == [len(tensor)] != [1]:
                 raise ValueError(
                     f"{key} has shape {tuple(tensor.shape)}, as one row of the calibration had: "
@@ -192,17 +191,17 @@ class Reader:
         """Record the columns of a frame, and put them in the order of the layout."""
         if not is_frame(leaf):
             return leaf
-        own = {int(c) if isinstance(c, (int, np.integer)) else str(c): c for c in leaf.columns}
-        columns[name] = list(own)
-        known = self.layout.get(name, {}).get("columns", columns[name])
-        missing = [column for column in known if column not in own]
-        unknown = [column for column in own if column not in known]
+        labels = {int(c) if isinstance(c, (int, np.integer)) else str(c): c for c in leaf.columns}
+        columns[name] = list(labels)
+        expected = self.layout.get(name, {}).get("columns", columns[name])
+        missing = [column for column in expected if column not in labels]
+        unknown = [column for column in labels if column not in expected]
         if missing or unknown:
             raise ValueError(
                 f"{name} has other columns than the calibration: missing {missing or 'none'}, "
-                f"unknown {unknown or 'none'}. Give the columns {known}, in any order"
+                f"unknown {unknown or 'none'}. Give the columns {expected}, in any order"
             )
-        return leaf if known == columns[name] else leaf[[own[column] for column in known]]
+        return leaf if expected == columns[name] else leaf[[labels[column] for column in expected]]
 
 
 class Rows:
@@ -227,9 +226,9 @@ class Rows:
         else:
             count = 0
             for item in items(self._x):
-                some = self._read(_without_target(item, self._read.model))
-                yield from batches(some, self._at_once(some))
-                count += row_count(some)
+                x = self._read(_without_target(item, self._read.model))
+                yield from batches(x, self._at_once(x))
+                count += row_count(x)
             self.count = count
         if not self.count:
             raise ValueError(f"{self._name} has no rows")
@@ -312,11 +311,15 @@ def items(loader: Any) -> Iterator[Any]:
         yield item
 
 
-def _is_same(one: Any, other: Any) -> bool:
-    first, second = leaves(one), leaves(other)
-    return len(first) == len(second) > 0 and all(
-        a.shape == b.shape and a.dtype == b.dtype and a.equal(b)
-        for (_, a), (_, b) in zip(first, second, strict=True)
+def _is_same(batch: Any, other: Any) -> bool:
+    tensors, others = dict(leaves(batch)), dict(leaves(other))
+    return (
+        bool(tensors)
+        and len(tensors) == len(others)
+        and all(
+            a.shape == b.shape and a.dtype == b.dtype and a.equal(b)
+            for a, b in zip(tensors.values(), others.values(), strict=True)
+        )
     )
 
 
@@ -355,7 +358,7 @@ def pairs(
                 "target for each row. For a single row write x[None], for a list of rows "
                 "torch.stack(x), for a stream of rows DataLoader(data, batch_size=256)"
             )
-        # Of the first targets; later ones may be (n,) for (n, 1).
+        # The shape of the first targets; later ones may be (n,) in place of (n, 1).
         read.layout.setdefault("y", {"row": list(labels.shape[1:])})
         yield batch, labels
 
@@ -371,10 +374,10 @@ def _remedy(item: Any, call: str) -> str:
 def check_order(x: Any, y: Any) -> None:
     """Raise ValueError if the index of y is that of x in another order; others say nothing."""
     rows: Any = getattr(x, "index", None)
-    others: Any = getattr(y, "index", None)
-    if not hasattr(rows, "is_unique") or not hasattr(others, "is_unique") or rows.equals(others):
+    targets: Any = getattr(y, "index", None)
+    if not hasattr(rows, "is_unique") or not hasattr(targets, "is_unique") or rows.equals(targets):
         return
-    if rows.is_unique and len(rows) == len(others) and set(rows) == set(others):
+    if rows.is_unique and len(rows) == len(targets) and set(rows) == set(targets):
         raise ValueError("y has the rows of x in another order: give y.loc[x.index]")
 
 
@@ -382,12 +385,12 @@ def leaves(x: Any, name: str = "input") -> list[tuple[str, Tensor]]:
     """Return every tensor of an input or output with its path: ``input[0]``, ``input[mask]``."""
     if isinstance(x, Tensor):
         return [(name, x)]
-    inner: Iterable[tuple[Any, Any]] = ()
+    children: Iterable[tuple[Any, Any]] = ()
     if isinstance(x, Mapping):
-        inner = x.items()
+        children = x.items()
     elif isinstance(x, (tuple, list)):
-        inner = enumerate(x)
-    return [leaf for key, value in inner for leaf in leaves(value, f"{name}[{key}]")]
+        children = enumerate(x)
+    return [leaf for key, child in children for leaf in leaves(child, f"{name}[{key}]")]
 
 
 def replace(x: Any, new: Mapping[str, Tensor], name: str = "input") -> Any:

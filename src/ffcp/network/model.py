@@ -37,50 +37,52 @@ _BACKWARD = ("_backward_hooks", "_backward_pre_hooks")
 _FORWARD = ("_forward_hooks", "_forward_pre_hooks")
 _DICTS = ("_modules", "_parameters", "_buffers", *_FORWARD)
 OWN_HOOK = "_ffcp_hook"  # an attribute of hooks that are not the user's
-_MARK = "_ffcp_copy_of"  # an attribute of frozen copies alone, which are nobody else's
+_MARK = "_ffcp_copy_of"  # an attribute of frozen copies
 
 
-class _Known:
-    """The cached state of one model: where its weights are, and copies that are not in use."""
+class _Cache:
+    """What is kept of one model: where its weights are, and copies that are not in use."""
 
     def __init__(self) -> None:
-        self.alone: Any = None  # a lock, held by the call that uses the model itself
-        self.parts: _Parts | None = None
+        self.model_lock: Any = None  # held by the call that uses the model itself
+        self.inventory: _Inventory | None = None
         self.stamp: Stamp | None = None
-        self.waiting: list[nn.Module] = []  # copies of the model as it was at the stamp
+        self.copies: list[nn.Module] = []  # of the model as it was at the stamp
         self.has_copies = True  # unless a pass showed that these do not compute what the model does
 
 
-_KNOWN: WeakKeyDictionary[nn.Module, _Known] = WeakKeyDictionary()
-_LOCK = lock()  # of the cache
+_CACHES: WeakKeyDictionary[nn.Module, _Cache] = WeakKeyDictionary()
+_LOCK = lock()  # of the caches
 
 
-def _known(model: nn.Module) -> _Known:
-    known = _KNOWN.get(model)
-    if known is None:
+def _cache_of(model: nn.Module) -> _Cache:
+    cache = _CACHES.get(model)
+    if cache is None:
         with _LOCK:
-            known = _KNOWN.setdefault(model, _Known())
-    return known
+            cache = _CACHES.setdefault(model, _Cache())
+    return cache
 
 
-class _Parts:
+class _Inventory:
     """The modules and tensors of a model: collected once, compared in every call."""
 
     def __init__(self, model: nn.Module) -> None:
-        modules, known, hidden = [model], {id(model)}, list[Tensor]()
+        modules, visited, hidden = [model], {id(model)}, list[Tensor]()
         self.is_plain = True  # whether torch lists all there is
         for module in modules:  # which grows
-            inner = [child for child in module._modules.values() if child is not None]
+            children = [child for child in module._modules.values() if child is not None]
             hooks = module._forward_hooks or module._forward_pre_hooks
-            is_wrapped = any(_function_of(child) is not child for child in inner)
+            is_wrapped = any(_function_of(child) is not child for child in children)
             if hooks or holders(module) or is_wrapped:
                 self.is_plain = False
-                more = [part for _, part in unlisted(module)]
-                hidden += [part for part in more if isinstance(part, Tensor)]
-                inner += [part for part in more if isinstance(part, nn.Module)]
-            for child in map(_function_of, inner):
-                if id(child) not in known:
-                    known.add(id(child))
+                for _, weight in unlisted(module):
+                    if isinstance(weight, Tensor):
+                        hidden.append(weight)
+                    else:
+                        children.append(weight)
+            for child in map(_function_of, children):
+                if id(child) not in visited:
+                    visited.add(id(child))
                     modules.append(child)
         listed = chain(
             *(m._parameters.values() for m in modules), *(m._buffers.values() for m in modules)
@@ -89,10 +91,10 @@ class _Parts:
         self._named = [(module.__dict__, name) for module in modules for name in own_names(module)]
         self._attributes = [module.__dict__ for module in modules]
         dicts = [getattr(module, name) for module in modules for name in _DICTS]
-        self._empty = [one for one in dicts if not one]
-        # Views, which show what is there whenever they are looked at.
-        self._members = [one.values() for one in dicts if one]
-        self.found = (*self.marks(), *map(id, hidden))
+        self._empty = [members for members in dicts if not members]
+        # Views, which show later changes.
+        self._members = [members.values() for members in dicts if members]
+        self.first_marks = (*self.marks(), *map(id, hidden))
 
     def marks(self) -> Stamp:
         """Return the types of attributes and the ids of all modules, tensors and hooks."""
@@ -131,20 +133,20 @@ def weights_of(model: nn.Module) -> Weights:
     >>> weights_of(model).stamp == before
     False
     """
-    known = _known(model)
-    parts = known.parts
-    if parts is None or parts.marks() != parts.found:
-        parts = _Parts(model)
+    cache = _cache_of(model)
+    inventory = cache.inventory
+    if inventory is None or inventory.marks() != inventory.first_marks:
+        inventory = _Inventory(model)
         # What hooks and attributes hold may change unnoticed, and may hold the model itself.
-        known.parts = parts if parts.is_plain else None
-    tensors = parts.tensors
+        cache.inventory = inventory if inventory.is_plain else None
+    tensors = inventory.tensors
     try:
         versions = [tensor._version for tensor in tensors]
     except RuntimeError:  # torch does not count for tensors made in inference mode
-        versions = [_hash(one) if one.is_inference() else one._version for one in tensors]
-    places = [tensor.data_ptr() for tensor in tensors]
-    stamp = (parts.found, *places, *versions)
-    return Weights(tensors, stamp, parts.is_plain)
+        versions = [_hash(t) if t.is_inference() else t._version for t in tensors]
+    addresses = [tensor.data_ptr() for tensor in tensors]
+    stamp = (inventory.first_marks, *addresses, *versions)
+    return Weights(tensors, stamp, inventory.is_plain)
 
 
 def _hash(tensor: Tensor) -> int:
@@ -166,7 +168,7 @@ def frozen_copy(model: nn.Module, with_hooks: bool = False) -> nn.Module | None:
     # Scripted, or compiled: a copy would be compiled again.
     if any(isinstance(m, torch.jit.ScriptModule) or "_orig_mod" in m._modules for m in modules):
         return None
-    if not with_hooks and (hooks_of(model) or not _known(model).has_copies):
+    if not with_hooks and (hooks_of(model) or not _cache_of(model).has_copies):
         return None
     try:
         # By .data and not by detach(), which shares the version counter: a weight that is trained
@@ -182,8 +184,8 @@ def frozen_copy(model: nn.Module, with_hooks: bool = False) -> nn.Module | None:
     for module in frozen.modules():
         module.training = False  # one by one: an overridden train() may do more than switch
         is_bare = not with_hooks and not isinstance(module, fx.GraphModule)
-        for kind in (*_BACKWARD, *(_FORWARD if is_bare else ())):  # ours, of another thread's call
-            getattr(module, kind).clear()
+        for hooks in (*_BACKWARD, *(_FORWARD if is_bare else ())):  # ours, of another thread's call
+            getattr(module, hooks).clear()
         module._is_full_backward_hook = None
     frozen.__dict__[_MARK] = weakref.ref(model)
     return frozen
@@ -202,31 +204,31 @@ def borrowed(model: nn.Module, now: Weights | None = None) -> Iterator[nn.Module
     if _MARK in model.__dict__:
         yield model
         return
-    known, stamp = _known(model), (now or weights_of(model)).stamp
+    cache, stamp = _cache_of(model), (now or weights_of(model)).stamp
     with _LOCK:
-        if known.stamp != stamp:  # moved, exchanged or trained: the copies are stale
-            known.stamp, known.waiting = stamp, []
-        frozen = known.waiting.pop() if known.waiting else None
+        if cache.stamp != stamp:  # moved, exchanged or trained: the copies are stale
+            cache.stamp, cache.copies = stamp, []
+        frozen = cache.copies.pop() if cache.copies else None
     frozen = frozen_copy(model) if frozen is None else frozen
     if frozen is None:
-        if known.alone is None:
-            alone = lock(reentrant=True)  # outside _LOCK, as it may wait for a fork
+        if cache.model_lock is None:
+            model_lock = lock(reentrant=True)  # outside _LOCK, as it may wait for a fork
             with _LOCK:
-                known.alone = known.alone or alone
-        with known.alone:
+                cache.model_lock = cache.model_lock or model_lock
+        with cache.model_lock:
             yield model
         return
     yield frozen
     with _LOCK:
-        if known.stamp == stamp and known.has_copies:
-            known.waiting.append(frozen)
+        if cache.stamp == stamp and cache.has_copies:
+            cache.copies.append(frozen)
 
 
 def without_copies(model: nn.Module) -> None:
     """Record that copies of a model compute something else."""
-    known = _known(model)
+    cache = _cache_of(model)
     with _LOCK:
-        known.has_copies, known.waiting = False, []
+        cache.has_copies, cache.copies = False, []
 
 
 def hooks_of(model: nn.Module) -> frozenset[Hook]:
@@ -235,11 +237,11 @@ def hooks_of(model: nn.Module) -> frozenset[Hook]:
     Those of exported models are torch's own, and stay on copies.
     """
     return frozenset(
-        (name, kind, number)
+        (name, hooks, number)
         for name, module in model.named_modules()
         if not isinstance(module, fx.GraphModule)
-        for kind in _FORWARD
-        for number, hook in getattr(module, kind).items()
+        for hooks in _FORWARD
+        for number, hook in getattr(module, hooks).items()
         if not hasattr(hook, OWN_HOOK)
     )
 
@@ -251,8 +253,8 @@ def is_frozen_copy(model: nn.Module) -> bool:
 
 def original(model: nn.Module) -> nn.Module:
     """Return the model that a frozen copy was made of; any other module is its own original."""
-    made_of: weakref.ref[nn.Module] | None = model.__dict__.get(_MARK)
-    return (made_of() if made_of is not None else None) or model
+    copied: weakref.ref[nn.Module] | None = model.__dict__.get(_MARK)
+    return (copied() if copied is not None else None) or model
 
 
 def uncompiled(model: nn.Module) -> nn.Module:
@@ -278,16 +280,16 @@ def fingerprint(model: nn.Module) -> str:
     while isinstance(model, _WRAPPERS) or "_orig_mod" in model._modules:
         model = next(iter(model._modules.values()))  # type: ignore[assignment]
     tensors: dict[str, Tensor] = {}
-    for name, part in _named_parts(model):
-        plain = ".".join(one for one in name.split(".") if one != "_orig_mod")
+    for path, part in _named_parts(model):
+        name = ".".join(step for step in path.split(".") if step != "_orig_mod")
         if isinstance(part, Tensor):
-            tensors[plain] = part
+            tensors[name] = part
             continue
         if "_orig_mod" not in part._modules:
-            digest.update(f"{plain} {type(part).__name__} {part.extra_repr()};".encode())
-        for own, tensor in (*part._parameters.items(), *part._buffers.items()):
+            digest.update(f"{name} {type(part).__name__} {part.extra_repr()};".encode())
+        for key, tensor in (*part._parameters.items(), *part._buffers.items()):
             if tensor is not None:
-                tensors[f"{plain}.{own}" if plain else own] = tensor
+                tensors[f"{name}.{key}" if name else key] = tensor
     files.hash_tensors(digest, tensors)
     return digest.hexdigest()
 
@@ -304,21 +306,21 @@ def _named_parts(model: nn.Module) -> Iterator[tuple[str, nn.Module | Tensor]]:
     yield from modules
     if weights_of(model).is_plain:
         return
-    known = {id(one) for _, module in modules for one in (module, *_own_tensors(module))}
+    visited = {id(part) for _, module in modules for part in (module, *_own_tensors(module))}
     for name, module in modules:  # which grows
-        for path, found in unlisted(module):
-            full = f"{name}.{path}" if name else path
-            inner = [(full, found)]
-            if isinstance(found, nn.Module):
-                inner = [*_listed(_function_of(found), full, ())]
-            for part, one in inner:
-                if id(one) in known:
+        for key, hidden in unlisted(module):
+            path = f"{name}.{key}" if name else key
+            parts = [(path, hidden)]
+            if isinstance(hidden, nn.Module):
+                parts = [*_listed(_function_of(hidden), path, ())]
+            for part_name, part in parts:
+                if id(part) in visited:
                     continue
-                known.add(id(one))
-                yield part, one
-                if isinstance(one, nn.Module):
-                    modules.append((part, one))
-                    known.update(map(id, _own_tensors(one)))
+                visited.add(id(part))
+                yield part_name, part
+                if isinstance(part, nn.Module):
+                    modules.append((part_name, part))
+                    visited.update(map(id, _own_tensors(part)))
 
 
 def _own_tensors(module: nn.Module) -> list[Tensor | None]:
@@ -329,10 +331,11 @@ def _listed(
     module: nn.Module, name: str, above: tuple[nn.Module, ...]
 ) -> Iterator[tuple[str, nn.Module]]:
     yield name, module
-    for own, child in module._modules.items():
-        inner = None if child is None else _function_of(child)
-        if inner is not None and not any(inner is one for one in (*above, module)):
-            yield from _listed(inner, f"{name}.{own}" if name else own, (*above, module))
+    above = (*above, module)
+    for key, child in module._modules.items():
+        function = None if child is None else _function_of(child)
+        if function is not None and not any(function is ancestor for ancestor in above):
+            yield from _listed(function, f"{name}.{key}" if name else key, above)
 
 
 _DEVICES = tuple(
@@ -353,21 +356,24 @@ def autocast(model: nn.Module) -> str:
     >>> autocast(nn.Linear(1, 1))
     ''
     """
-    on = [device for device in _DEVICES if torch.is_autocast_enabled(device)]
-    if not on or not type(model).__dict__.get("computes", True):  # see ffcp.Stored
+    enabled = [device for device in _DEVICES if torch.is_autocast_enabled(device)]
+    if not enabled or not type(model).__dict__.get("computes", True):  # see ffcp.Stored
         return ""
-    used = {tensor.device.type for tensor in (*model.parameters(), *model.buffers())} or {*on}
-    kinds = {device: str(torch.get_autocast_dtype(device)).removeprefix("torch.") for device in on}
-    return ", ".join(f"{device} {kinds[device]}" for device in on if device in used)
+    used = {tensor.device.type for tensor in (*model.parameters(), *model.buffers())}
+    return ", ".join(
+        f"{device} {str(torch.get_autocast_dtype(device)).removeprefix('torch.')}"
+        for device in enabled
+        if device in used or not used
+    )
 
 
-def checked_autocast(kind: str) -> str:
-    """Raise ValueError for a value that :func:`autocast` never returns."""
-    for part in kind.split(", ") if kind else ():
-        device, _, name = part.partition(" ")
+def checked_autocast(state: str) -> str:
+    """Return what :func:`autocast` returned; raise ValueError for anything else."""
+    for entry in state.split(", ") if state else ():
+        device, _, name = entry.partition(" ")
         if not device.isalnum() or not isinstance(getattr(torch, name, None), torch.dtype):
-            raise ValueError(f"expected a device and a type for autocast, got {part!r}")
-    return kind
+            raise ValueError(f"expected a device and a type for autocast, got {entry!r}")
+    return state
 
 
 @dataclass
@@ -391,7 +397,7 @@ class Identity:
     fingerprint: str
     autocast: str = ""  # see autocast
     hooks: frozenset[Hook] | None = None  # ``None``: not known
-    stamp: Stamp | None = field(default=None, repr=False)  # of a model that had this fingerprint
+    stamp: Stamp | None = field(default=None, repr=False)  # when the fingerprint was last confirmed
 
     @classmethod
     def of(cls, model: nn.Module) -> Identity:
@@ -401,9 +407,9 @@ class Identity:
 
     def check(self, model: nn.Module, now: Weights | None = None) -> None:
         """Raise RuntimeError if the weights, the hooks or autocast differ."""
-        kind = autocast(model)
-        if kind != self.autocast:
-            self.must_be_run_alike(kind)
+        current = autocast(model)
+        if current != self.autocast:
+            self.must_be_run_alike(current)
         if not self.is_that_of(model, now):
             raise RuntimeError(
                 "the model's weights or hooks have changed since the calibration, "
@@ -441,11 +447,11 @@ class Identity:
             same = self.is_that_of(model)
         else:
             try:
-                tried = copy.deepcopy(model)
+                trial = copy.deepcopy(model)
             except Exception:
                 return
-            tried.load_state_dict(loaded, strict=False, assign=assign)
-            same = fingerprint(tried) == self.fingerprint  # no stamp of what is gone at once
+            trial.load_state_dict(loaded, strict=False, assign=assign)
+            same = fingerprint(trial) == self.fingerprint  # without a stamp: the trial is discarded
         if not same:
             raise ValueError(
                 "it was calibrated with other weights than this model has: "
@@ -453,5 +459,5 @@ class Identity:
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        # In another process, or of another copy, pointers and the numbers of hooks are others.
+        # Pointers and the numbers of hooks differ in another process or copy.
         return {**self.__dict__, "stamp": None, "hooks": None}

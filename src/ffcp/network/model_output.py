@@ -66,8 +66,8 @@ class Picking(nn.Module):
     def extra_repr(self) -> str:
         """Show the model's own settings, and ``output``."""
         model, output = self.__dict__["_picked"]
-        own = model.extra_repr()
-        return f"{type(model).__name__}({own}), output={output_name(output)!r}"
+        name = output if isinstance(output, (str, int)) else name_of(output)
+        return f"{type(model).__name__}({model.extra_repr()}), output={name!r}"
 
 
 def picking(model: nn.Module, output: Output) -> nn.Module:
@@ -94,17 +94,6 @@ def takes_arguments(model: nn.Module, *args: Any, **kwargs: Any) -> bool:
     except (TypeError, ValueError):
         return False
     return True
-
-
-def output_name(output: Output) -> str | int | None:
-    """Return ``output`` as a file can hold it: of a function, its name.
-
-    >>> output_name("logits"), output_name(lambda returned: returned[0])
-    ('logits', 'function <lambda>')
-    """
-    if output is None or isinstance(output, (str, int)):
-        return output
-    return name_of(output)
 
 
 def pick(returned: Any, output: str | int | Callable[[Any], Any]) -> Any:

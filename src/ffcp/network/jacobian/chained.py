@@ -78,8 +78,8 @@ def chained(feature: Tensor, layers: list[nn.Module], norm: float) -> Tensor:
         size = max(1, _NUMBERS // (count * max(map(max, (weight.shape for weight in weights)))))
         products = []
         for rows in torch.arange(len(feature)).split(size):
-            some = [None if slope is None else slope[rows] for slope in slopes[:-1]]
-            products.append(_product(start, len(rows), some, weights, norm))
+            block = [None if slope is None else slope[rows] for slope in slopes[:-1]]
+            products.append(_product(start, len(rows), block, weights, norm))
         norms = torch.cat(products)
     return norms if slopes[-1] is None else norms * slopes[-1].abs()
 
@@ -94,8 +94,8 @@ def _factors(value: Tensor, layers: list[nn.Module]) -> tuple[Slopes, list[Tenso
             weights.append(layer.weight.detach().T)
             slopes.append(None)
         else:
-            own = BACKWARD[type(layer)](layer, torch.ones_like(value), value, after)
-            slopes[-1] = own if slopes[-1] is None else slopes[-1] * own
+            slope = BACKWARD[type(layer)](layer, torch.ones_like(value), value, after)
+            slopes[-1] = slope if slopes[-1] is None else slopes[-1] * slope
         value = after
     return slopes, weights
 

@@ -102,18 +102,18 @@ def groups(seen: Tensor) -> tuple[Group, ...]:
 
 
 def _group(seen: Tensor, positions: Tensor) -> Group:
-    own = seen[positions]
-    width = max(1, int(own.sum(dim=1).max()))
+    windows = seen[positions]
+    width = max(1, int(windows.sum(dim=1).max()))
     # Sorting brings the seen positions, which are marked 0, to the front in their order.
-    order = (~own).byte().argsort(dim=1, stable=True)[:, :width]
-    window = order.where(own.gather(1, order), seen.shape[1])
-    owner = own.byte().argmax(dim=0).where(own.any(dim=0), len(positions))
+    order = (~windows).byte().argsort(dim=1, stable=True)[:, :width]
+    window = order.where(windows.gather(1, order), seen.shape[1])
+    owner = windows.byte().argmax(dim=0).where(windows.any(dim=0), len(positions))
     return Group(positions, window, owner)
 
 
 Output = Callable[..., Tensor]
 _NUMBERS_AT_ONCE = 2**23  # 32 MB of float32
-_KNOWN: WeakKeyDictionary[nn.Module, dict[Any, Colours | None]] = WeakKeyDictionary()
+_MEASURED: WeakKeyDictionary[nn.Module, dict[Any, Colours | None]] = WeakKeyDictionary()
 
 
 def colours(model: nn.Module, x: Any, name: str) -> Colours | None:
@@ -127,17 +127,17 @@ def colours(model: nn.Module, x: Any, name: str) -> Colours | None:
     15
     """
     shapes = tuple((key, t.shape[1:], t.device) for key, t in inputs.leaves(x))
-    known = _KNOWN.setdefault(original(model), {})  # for all twins at once
-    key = (name, shapes, str(model))  # the text of a model tells its layers and their settings
-    if key not in known:
-        known[key] = _measured(model, inputs.take(x, slice(0, 1)), name)
-    return known[key]
+    measured = _MEASURED.setdefault(original(model), {})  # for all copies at once
+    key = (name, shapes, str(model))  # str(model) lists layers and their settings
+    if key not in measured:
+        measured[key] = _measured(model, inputs.take(x, slice(0, 1)), name)
+    return measured[key]
 
 
 def _measured(model: nn.Module, x: Any, name: str) -> Colours | None:
     with heads.behind(model, x, name) as (values, output):
         feature, shape = values[0], output(*values).shape
-        dimensions = feature.dim() - 2  # rows and channels apart
+        dimensions = feature.dim() - 2  # without rows and channels
         if len(values) != 1 or dimensions < 1 or len(shape) - 1 < dimensions:
             return None
         # A pass makes some maps of the size of the feature and of the output.
@@ -189,7 +189,7 @@ def coloured(tap: Tapped, name: str, colours: Colours, norm: float) -> Tensor:
     maps = (prediction.shape[0], colours.channels, *prediction.shape[-len(colours.axes) :])
     start = prediction.new_zeros(maps)
     result = start.new_zeros(maps, dtype=wide(start.dtype))
-    weights = rest = None  # of all outputs at once, randomly weighted; what is left of that
+    weights = rest = None  # random weights of all outputs; what remains of their gradient
     scale = result.new_zeros(())
     if not is_traced():
         weights = torch.rand(maps, generator=colours.generator, dtype=torch.float32).mul_(2).sub_(1)
@@ -209,7 +209,7 @@ def coloured(tap: Tapped, name: str, colours: Colours, norm: float) -> Tensor:
             spread = owners.to(gradient.dtype).view(len(owners), *inner, *owners.shape[1:])
             rest.addcmul_(gradient, spread, value=-1)
             scale = scale + _rooted(sizes, norm) * owners.abs()
-        start[here] = 0  # not before: a head that hands on its input hands back the start
+        start[here] = 0  # not earlier: the gradient of an identity is ``start`` itself
     if rest is not None and not _is_rounding(rest, scale, norm, prediction.dtype):
         colours.refuted = True
         raise HiddenWindowsError(_HIDDEN)

@@ -18,14 +18,14 @@ from ffcp.network.jacobian import chained, coloured, norms, pushed
 from ffcp.network.jacobian.coloured import HiddenWindowsError
 from ffcp.network.jacobian.norms import AUTO, COLOURED, EXACT, Sketch, Smooth
 
-# How ``"auto"`` picks: outputs so few that probing the head does not pay; coloured passes and
-# outputs so many that an estimate is better.
+# Limits of ``"auto"``: up to so many outputs the head is not probed; above so many coloured passes
+# or outputs the norms are estimated.
 _FEW_OUTPUTS = 64
 _MANY_PASSES = 256
 _MANY_OUTPUTS = 4096
-_PUSHED_COST = 2  # of a tangent pushed forward, against a backward pass
+_PUSHED_COST = 2  # of pushing a tangent forward, in backward passes
 _OUTPUTS_AT_ONCE = 8  # a batched backward pass holds the gradients of at most this many outputs
-_BYTES_AT_ONCE = 2**26  # ... and at most this much memory for what goes in and what comes out
+_BYTES_AT_ONCE = 2**26  # of its inputs and outputs
 
 
 def take_norms(
@@ -58,7 +58,7 @@ def _smoothed(model: nn.Module, x: Any, name: str, requires: Requires) -> Tensor
     method: Smooth = requires.method
     totals: list[Tensor] = []
     for sample in range(method.samples):
-        # Two numbers make one seed, so that streams of neighbouring seeds do not meet.
+        # Seed and sample are mixed, so that the streams of neighbouring seeds do not overlap.
         mixed = np.random.SeedSequence([method.seed, sample]).generate_state(1, np.uint64)
         generator = torch.Generator().manual_seed(int(mixed[0]) >> 1)
 
@@ -68,8 +68,8 @@ def _smoothed(model: nn.Module, x: Any, name: str, requires: Requires) -> Tensor
             return value + method.sigma * noise.to(value)
 
         with Cut(model, [name], change=moved) as cut:
-            each = requires._replace(method=method.method)
-            totals.append(take_norms(model, x, cut(x), [name], each)[name])
+            plain = requires._replace(method=method.method)
+            totals.append(take_norms(model, x, cut(x), [name], plain)[name])
     return torch.stack(totals).cpu().double().mean(dim=0).to(totals[0])
 
 
@@ -96,7 +96,7 @@ def _narrow(model: nn.Module, x: Any, tap: Tapped, name: str, norm: float) -> Te
         return None
     try:
         return pushed.pushed(model, x, name, tap, norm)
-    except ValueError:  # an operation that no tangent can be pushed through
+    except ValueError:  # an operation without forward-mode derivative
         return None
 
 
@@ -121,7 +121,7 @@ def _mapped(model: nn.Module, x: Any, tap: Tapped, name: str, method: str, norm:
         try:
             return coloured.coloured(tap, name, colours, norm)
         except HiddenWindowsError:
-            # Rows before these have exact norms. Estimates of the others would be other scores.
+            # Earlier rows have exact norms: estimates would give scores that do not compare.
             if colours.proved and estimate:
                 raise
     return pushed.sketched(model, x, name, tap, Sketch()) if estimate else exact(tap, norm)[name]
@@ -142,12 +142,12 @@ def exact(
     edges = [edge for group in tap.edges.values() for edge in group]
     columns: dict[str, list[Tensor]] = {name: [] for name in tap.edges}
     for gradients in jacobian_rows(tap, edges):
-        rest = iter(gradients)
+        remaining = iter(gradients)
         for name, group in tap.edges.items():
-            own = norms.reached(name, [next(rest) for _ in group])
-            own = own if of is None else [gradient.double() for gradient in own]
-            columns[name].append(norms.row_norms(own, norm))
-    return {n: torch.stack(each, dim=1).view_as(tap.prediction) for n, each in columns.items()}
+            tensors = norms.reached(name, [next(remaining) for _ in group])
+            tensors = tensors if of is None else [gradient.double() for gradient in tensors]
+            columns[name].append(norms.row_norms(tensors, norm))
+    return {n: torch.stack(c, dim=1).view_as(tap.prediction) for n, c in columns.items()}
 
 
 def jacobian_rows(tap: Tapped, edges: Sequence[GradientEdge]) -> Iterator[Sequence[Tensor | None]]:
@@ -158,7 +158,7 @@ def jacobian_rows(tap: Tapped, edges: Sequence[GradientEdge]) -> Iterator[Sequen
     """
     outputs = tap.prediction.reshape(tap.prediction.shape[0], -1)
     count = outputs.shape[1]
-    if count == 1 or is_traced():  # a graph is for any number of rows; what is batched is not
+    if count == 1 or is_traced():  # batched passes would fix the number of rows
         ones = torch.eye(count, dtype=outputs.dtype, device=outputs.device)
         for row in ones:
             yield from _batched(outputs, edges, row.expand_as(outputs)[None])

@@ -144,7 +144,7 @@ def row_norms(gradients: Sequence[Tensor], norm: float) -> Tensor:
     """
     rows = gradients[0]
     if len(gradients) > 1 or rows.dim() != 2:
-        rows = torch.cat([one.reshape(one.shape[0], -1) for one in gradients], dim=1)
+        rows = torch.cat([g.reshape(g.shape[0], -1) for g in gradients], dim=1)
     if rows.dtype in (torch.float16, torch.bfloat16):
         rows = rows.float()  # in which squares do not overflow
     if norm == 2:

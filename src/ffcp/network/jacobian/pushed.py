@@ -23,7 +23,7 @@ from ffcp.network import heads, inputs
 from ffcp.network.cut import Tapped
 from ffcp.network.jacobian.norms import Sketch, wide
 
-# The levels of torch's forward mode are one count for all threads: two at once lose theirs.
+# torch counts the levels of its forward mode once for all threads, so only one may use it.
 _FORWARD_MODE = lock()
 _BYTES = 16 * 2**20  # memory for what is pushed at once; half or twice as much is slower
 Tangents = Callable[[range], list[Tensor]]  # (tangents, *shape of a row) of each tensor
@@ -76,9 +76,9 @@ def _norms(
         part = slice(start, start + rows)
         with heads.behind(model, inputs.take(x, part), name) as (values, output):
             for first in range(0, count, at_once):
-                some = tangents(range(first, min(first + at_once, count)))
-                some = [one.to(value) for one, value in zip(some, values, strict=True)]
-                columns = _push(output, values, some, name).to(result.dtype)
+                block = tangents(range(first, min(first + at_once, count)))
+                block = [tangent.to(value) for tangent, value in zip(block, values, strict=True)]
+                columns = _push(output, values, block, name).to(result.dtype)
                 if norm == 2:
                     result[part] += columns.square_().sum(dim=0)
                 elif norm == 1:
@@ -93,14 +93,14 @@ def _push(
 ) -> Tensor:
     """Push tangents through the head: (tangents, *shape of output)."""
 
-    def along(*some: Tensor) -> Tensor:
-        rows = tuple(t.expand_as(v) for t, v in zip(some, values, strict=True))
-        moved: Tensor = torch.func.jvp(output, values, rows)[1]
-        return moved
+    def push_one(*tangent: Tensor) -> Tensor:
+        rows = tuple(t.expand_as(v) for t, v in zip(tangent, values, strict=True))
+        pushed: Tensor = torch.func.jvp(output, values, rows)[1]
+        return pushed
 
     try:
         with _FORWARD_MODE:
-            result: Tensor = torch.func.vmap(along)(*tangents)
+            result: Tensor = torch.func.vmap(push_one)(*tangents)
     except RuntimeError as error:
         raise ValueError(
             f"the head behind {name!r} cannot be sketched, because torch cannot push a tangent "
@@ -118,6 +118,6 @@ def _signs(shapes: Sequence[torch.Size], seed: int, probes: range) -> list[Tenso
         # Bits are 25 times faster than Bernoulli numbers.
         bits = [np.frombuffer(stream.bytes(-(-size // 8)), dtype=np.uint8) for stream in streams]
         signs = np.unpackbits(np.stack(bits), axis=1, count=size)
-        # In single bytes as long as possible.
+        # As single bytes until they are used.
         drawn.append(torch.from_numpy(signs.view(np.int8)).mul_(2).sub_(1).view(-1, *shape))
     return drawn

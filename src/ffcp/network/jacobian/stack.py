@@ -21,13 +21,13 @@ from ffcp.network.features import INPUT
 from ffcp.network.jacobian.norms import AUTO, EXACT, row_norms
 from ffcp.network.model import is_frozen_copy
 
-_MOST_OUTPUTS = 8  # more of them are better taken several at once
+_MOST_OUTPUTS = 8  # with more, batched passes are faster
 IDLE = (nn.Sequential, nn.Identity, nn.Dropout)  # the identity, in eval mode
 _KEPT = "_ffcp_stack"  # an attribute of frozen copies
 _aten = torch.ops.aten
 
-# The very operations that torch's backward pass calls, given the layer, the gradient behind it,
-# and the values before and behind it.
+# The operations that torch's backward pass calls, given the layer, the gradient of its output, and
+# its input and output.
 BACKWARD: dict[type[nn.Module], Callable[[Any, Tensor, Tensor, Tensor], Tensor]] = {
     nn.Linear: lambda layer, g, before, after: g @ layer.weight,
     nn.ReLU: lambda layer, g, before, after: _aten.threshold_backward.default(g, after, 0),
@@ -86,14 +86,14 @@ class Stack:
         """Return the stack of a model; ``None`` if it is none."""
         layers: list[nn.Module] = []
         places = {INPUT: 0}
-        known: set[int] = set()
+        visited: set[int] = set()
         for name, layer in layers_of(model):
             # Not for a layer that is used twice, is named "input", has hooks, or whose forward was
             # replaced.
             hooks = layer._forward_hooks or layer._forward_pre_hooks
-            if id(layer) in known or name in places or hooks or "forward" in layer.__dict__:
+            if id(layer) in visited or name in places or hooks or "forward" in layer.__dict__:
                 return None
-            known.add(id(layer))
+            visited.add(id(layer))
             if type(layer) not in IDLE:
                 # A layer that works in place overwrites its input; ReLU does not need it.
                 in_place = getattr(layer, "inplace", False) and type(layer) is not nn.ReLU
@@ -135,8 +135,8 @@ class Stack:
             columns = [self._back(values, names, norm, j) for j in range(self._outputs)]
             if self._outputs == 1:
                 return values[-1], columns[0]
-            whole = {n: torch.cat([norms[n] for norms in columns], dim=1) for n in names}
-            return values[-1], whole
+            norms = {n: torch.cat([column[n] for column in columns], dim=1) for n in names}
+            return values[-1], norms
 
     def _back(
         self, values: list[Tensor], names: Sequence[str], norm: float, output: int

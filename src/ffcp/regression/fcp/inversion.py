@@ -19,6 +19,8 @@ from torch import Tensor
 Head = Callable[[Tensor], Tensor]
 
 OPTIMIZERS = ("sgd", "adam")  # both treat every number on its own, as rows require
+_NEWTON_STEPS = 100  # before a row is given up
+_HALVINGS = 20  # to 1e-6; the guarantee does not depend on it
 
 
 def _updater(moving: Tensor, optimizer: str, lr: float) -> Callable[[Tensor], object]:
@@ -106,15 +108,13 @@ def exact_distance(
     y: Tensor,
     *,
     norm: float = math.inf,
-    max_steps: int = 100,
-    tolerance: float = 1e-6,
 ) -> Tensor:
     """Return a distance within which the head certainly takes the value ``y``.
 
     Newton steps along the steepest direction of the norm run until the head has passed y; then
-    the straight way back is halved until the two ends agree to ``tolerance`` (relative). y lies
-    between the head's values at two features no farther than the distance returned, so the
-    range of the head over that ball holds y. Infinite where no way to y was found.
+    bisection along the line back to ``v`` locates the crossing to 1e-6 of its length. y lies
+    between the head's values at two features no farther than the distance returned, so the range
+    of the head over that ball contains y. Infinite where the steps never passed y.
 
     Parameters
     ----------
@@ -124,30 +124,24 @@ def exact_distance(
         As in :func:`descend`.
     norm : float, default=math.inf
         As in :func:`descend`.
-    max_steps : int, default=100
-        Newton steps before a row is given up.
-    tolerance : float, default=1e-6
-        How precisely the crossing is located. The guarantee does not depend on it.
 
     Examples
     --------
     >>> exact_distance(lambda v: v.sum(dim=1), torch.zeros(1, 2), torch.ones(1), norm=math.inf)
     tensor([0.5000])
     """
-    far, has_passed = _pass_target(head, v, y, norm, max_steps)
-    distances = row_distance(_halve(head, v, far, y, tolerance), v, norm)
+    far, has_passed = _pass_target(head, v, y, norm)
+    distances = row_distance(_halve(head, v, far, y), v, norm)
     return torch.where(has_passed, distances, math.inf).masked_fill(head(v).detach() == y, 0.0)
 
 
-def _pass_target(
-    head: Head, v: Tensor, y: Tensor, norm: float, max_steps: int
-) -> tuple[Tensor, Tensor]:
+def _pass_target(head: Head, v: Tensor, y: Tensor, norm: float) -> tuple[Tensor, Tensor]:
     """Move each row until the head's value has passed y; return also which rows succeeded."""
     with torch.inference_mode(False), torch.enable_grad():
         moving = v.detach().clone()
         side = None
         has_passed = torch.zeros(len(v), dtype=torch.bool, device=v.device)
-        for _ in range(max_steps):
+        for _ in range(_NEWTON_STEPS):
             moving.requires_grad_()
             value = head(moving)
             gap = (y - value).detach()
@@ -173,11 +167,11 @@ def _newton_step(gradient: Tensor, gap: Tensor, norm: float) -> Tensor:
     return (direction * length[:, None]).view_as(gradient)
 
 
-def _halve(head: Head, v: Tensor, far: Tensor, y: Tensor, tolerance: float) -> Tensor:
+def _halve(head: Head, v: Tensor, far: Tensor, y: Tensor) -> Tensor:
     """Bisect between ``v`` and ``far`` for the point where the head's value passes y."""
     side = (y - head(v).detach()).sign()
     low, high = torch.zeros_like(y), torch.ones_like(y)
-    for _ in range(max(1, math.ceil(-math.log2(tolerance)))):
+    for _ in range(_HALVINGS):
         middle = (low + high) / 2
         with torch.no_grad():
             value = head(torch.lerp(v, far, like(middle, v)))
