@@ -98,7 +98,7 @@ def calibrate(
         raise ValueError(EMPTY)
     stream = chain([first], stream)
     selection = score if isinstance(score, Selection) else score.selection()
-    if selection is not None:  # candidates depend on the model; of only one the score is made
+    if selection is not None:  # find its candidates for this model; a single one is the score
         score = selection.prepared(run.model, first.x)
     selections = selections_of(score, calibration)
     requires = score.requires().joined(calibration.requires())
@@ -214,8 +214,7 @@ def _first_outputs(
         out = run(batch, requires)
         out = out if requires.input else out._replace(x=None)
         # A copy: the batch may be a buffer that the user fills again.
-        copied = _KeptOutput(out, batch.y).part(torch.ones(len(batch.y), dtype=torch.bool))
-        kept.append(copied._replace(out=copied.out._replace(rows=out.rows)))
+        kept.append(_KeptOutput(out, batch.y).part(torch.ones(len(batch.y), dtype=torch.bool)))
         count += len(batch.y)
         if count >= end:
             break

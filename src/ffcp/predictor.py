@@ -20,7 +20,6 @@ from ffcp.calibration_loop import (
     NO_WEIGHTS,
     Batch,
     BatchRunner,
-    Result,
     Settings,
     calibrate,
     checked_calibration,
@@ -212,23 +211,20 @@ class Predictor(Persistent):
                     "the model's weights changed during the calibration: do not train it "
                     "meanwhile, and remove hooks that write to its tensors"
                 )
-            self._state = self._calibrated(result, identity, read.layout, update, counts)
+            before, run = self._state, secrets.token_hex(16)
+            self._state = Calibrated(
+                result.score,
+                result.calibration,
+                identity,
+                read.layout,
+                report=before.report if update else {**self._fitted, **result.report},
+                set_aside=before.set_aside if update else result.set_aside,
+                runs=(*before.runs, run) if update else (run,),
+                counts=counts,
+            )
             for message in result.warnings:
                 warn(message)
         return self
-
-    def _calibrated(
-        self, result: Result, identity: Identity, layout: Any, update: bool, counts: Any
-    ) -> Calibrated:
-        """Return the state that a calibration ends with."""
-        name, before = secrets.token_hex(16), self._state
-        if update:
-            report, aside, runs = before.report, before.set_aside, (*before.runs, name)
-        else:
-            report, aside, runs = {**self._fitted, **result.report}, result.set_aside, (name,)
-        return Calibrated(
-            result.score, result.calibration, identity, layout, report, aside, runs, counts
-        )
 
     def _outputs_of(
         self, new: Any, requires: Requires, read: inputs.Reader
@@ -275,9 +271,11 @@ class Predictor(Persistent):
             self._state = state.merged(added)
         return self
 
-    def _must_have(self, found: str, whose: str, advice: str = "calibrate the same model") -> None:
+    def _must_have(
+        self, weights: str, whose: str, advice: str = "calibrate the same model"
+    ) -> None:
         """Raise ValueError for scores of a model with another fingerprint."""
-        if found != (self._state.fingerprint or fingerprint(self.model)):
+        if weights != (self._state.fingerprint or fingerprint(self.model)):
             raise ValueError(f"{whose} are those of a model with other weights: {advice}")
 
     def compress(self: Self, rank_error: Any = 1e-4) -> Self:
@@ -319,24 +317,28 @@ class Predictor(Persistent):
         step: Callable[[int], object] | None = None,
     ) -> Iterator[Batch]:
         """Yield the data in batches for the model; ``step`` counts the rows that are done."""
-        is_plain, row = groups is None and weights is None, 0
-        given = None if is_plain else inputs.GroupsAndWeights(groups, weights)
+        row, groups_and_weights = 0, None
+        if groups is not None or weights is not None:
+            groups_and_weights = inputs.GroupsAndWeights(groups, weights)
         read = inputs.Reader(self.model, self._state.layout) if read is None else read
-        for whole, target in inputs.pairs(x, y, read, self.read_target, call):
+        for whole, whole_target in inputs.pairs(x, y, read, self.read_target, call):
+            if not len(whole_target):
+                continue
             start = 0
-            for batch in inputs.batches(whole, self.rows_at_once(whole)) if len(target) else ():
+            for batch in inputs.batches(whole, self.rows_at_once(whole)):
                 count = inputs.row_count(batch)
-                part = target[start : start + count]
-                self.check_target(part, row)
-                own: tuple[Any, Any] = (None, None)
-                own = own if given is None else given.of(batch, row, count)
+                target = whole_target[start : start + count]
+                self.check_target(target, row)
+                group, weight = None, None
+                if groups_and_weights is not None:
+                    group, weight = groups_and_weights.of(batch, row, count)
                 columns = read.layout.get("x", {}).get("columns")
-                yield Batch(batch, part, row, own[0], own[1], columns)
+                yield Batch(batch, target, row, group, weight, columns)
                 if step is not None:
                     step(count)
                 start, row = start + count, row + count
-        if given is not None:
-            given.check(row)
+        if groups_and_weights is not None:
+            groups_and_weights.check(row)
 
     def rows_at_once(self, x: Any) -> int | None:
         """Return the batch size for an input; ``None`` for the default."""
@@ -366,16 +368,18 @@ class Predictor(Persistent):
         draws = None
         if calibration.traits.random:
             draws = Draws(self._stream.entropy(pinned=first_row is not None), _LOOK_UP)
-        given = None
+        groups_and_weights = None
         if groups is not None or weights is not None:
-            given = inputs.GroupsAndWeights(groups, weights)
-            given.check(x.count)
+            groups_and_weights = inputs.GroupsAndWeights(groups, weights)
+            groups_and_weights.check(x.count)
         requires, columns = self._state.requires, self._state.layout.get("x", {}).get("columns")
         for batch in x:
-            own: tuple[Any, Any] = (None, None)
-            if given is not None:
-                own = given.of(batch, row, inputs.row_count(batch))
-            out = forward.run_batch(self.model, batch, requires, row, *own, columns, self._weights)
+            group, weight = None, None
+            if groups_and_weights is not None:
+                group, weight = groups_and_weights.of(batch, row, inputs.row_count(batch))
+            out = forward.run_batch(
+                self.model, batch, requires, row, group, weight, columns, self._weights
+            )
             metadata, first = calibration.metadata(out), 0
             if draws is not None or self.draws or first_row is not None:
                 first = self.first_number(out, first_row)
@@ -383,8 +387,8 @@ class Predictor(Persistent):
                 metadata["row"] = torch.arange(first, first + len(out.output))
             yield out, metadata, draws, first
             row += len(out.rows)
-        if given is not None:
-            given.check(row)
+        if groups_and_weights is not None:
+            groups_and_weights.check(row)
 
     def targeted(self, x: Any, y: Any) -> Iterator[tuple[BatchOutput, Tensor]]:
         """Run the model on rows whose targets are known, or on a loader of pairs."""

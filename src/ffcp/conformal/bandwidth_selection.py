@@ -110,11 +110,8 @@ def choose_bandwidth(
     level = float(1 - exact_alpha(alpha))
     trials, losses = [], []
     for bandwidth, weights in _candidates(kernel, squared, planned, rows_needed(alpha)):
-        judged = [
-            _judge(weights, scores[:, output], level, planned / n)
-            for output in range(scores.shape[1])
-        ]
-        loss, infinite = (torch.stack(part).mean(dim=0) for part in zip(*judged, strict=True))
+        judged = [_judge(weights, column, level, planned / n) for column in scores.T]
+        loss, infinite = (torch.stack(column).mean(dim=0) for column in zip(*judged, strict=True))
         losses.append(loss)
         trials.append(BandwidthTrial(bandwidth, float(loss.mean()), float(infinite.mean())))
     best = _widest_of_the_best(trials, losses)

@@ -57,8 +57,8 @@ class ByLabel(Calibration):
         """Return the conformal quantile of each class, and infinity for one more."""
         label = self.rows["label"]
         counts = torch.bincount(label, minlength=int(label.max()) + 2)
-        kinds, which = counts.unique(return_inverse=True)
-        ranks = torch.tensor([conformal_rank(n, alpha) for n in kinds.tolist()])[which]
+        sizes, which = counts.unique(return_inverse=True)
+        ranks = torch.tensor([conformal_rank(n, alpha) for n in sizes.tolist()])[which]
         enough = ranks <= counts
         place = counts.cumsum(0) - counts + ranks - 1
         quantiles = torch.full((len(counts),), torch.inf, dtype=torch.float64)
@@ -69,12 +69,11 @@ class ByLabel(Calibration):
         """Count for each label the scores of its calibration rows beyond those of new rows."""
         label, column = self.rows["label"], self.scores[:, 0]
         ends = torch.searchsorted(label, torch.arange(scores.shape[1] + 1)).tolist()
-        found = [
+        counts = [
             counts_beyond(column[first:last].contiguous(), scores[:, number])
             for number, (first, last) in enumerate(pairwise(ends))
         ]
-        above, equal, rows = (torch.stack(part, dim=1) for part in zip(*found, strict=True))
-        return TailCounts(above, equal, rows)
+        return TailCounts(*(torch.stack(columns, dim=1) for columns in zip(*counts, strict=True)))
 
     def explain(self, alpha: Any, metadata: Columns) -> str:
         """Explain how many rows a class needs."""

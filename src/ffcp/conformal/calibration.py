@@ -156,7 +156,7 @@ class Calibration(Described):
     ) -> Tensor:
         """Return the thresholds at several levels, (levels, 1 or n, m)."""
         result = [self.quantile(alpha, metadata, random) for alpha in alphas]
-        return torch.stack([one if one.dim() > 1 else one[None] for one in result])
+        return torch.stack([q if q.dim() > 1 else q[None] for q in result])
 
     def explain(self, alpha: Any, metadata: Columns) -> str:
         """Explain why a threshold is infinite, and what to do.

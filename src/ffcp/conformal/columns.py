@@ -57,7 +57,7 @@ def joined(parts: Sequence[Columns]) -> dict[str, Any]:
     return {
         name: torch.cat([part[name] for part in parts])
         if isinstance(column, Tensor)
-        else [one for part in parts for one in part[name]]
+        else [entry for part in parts for entry in part[name]]
         for name, column in parts[0].items()
     }
 

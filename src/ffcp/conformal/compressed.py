@@ -81,8 +81,8 @@ class Compressed(Calibration):
     def fit(self, scores: Tensor, metadata: Columns | None = None) -> Compressed:
         """Return a summary of these scores; it is exact until :meth:`settled`."""
         columns = scores.detach().to("cpu", torch.float64).numpy().T
-        known = [column[~np.isnan(column)] for column in columns]
-        return replace(self, pieces=[[summaries.exactly(one)] for one in known])
+        pieces = [[summaries.exactly(column[~np.isnan(column)])] for column in columns]
+        return replace(self, pieces=pieces)
 
     def merge(self, other: Calibration) -> Compressed:
         """Return a summary of the rows of both; the other may be uncompressed."""
@@ -96,8 +96,10 @@ class Compressed(Calibration):
             )
         wanted = max(self.wanted, added.wanted)
         most = summaries.room(wanted)
-        both = zip(self.pieces, added.pieces, strict=True)
-        pieces = [summaries.gathered([*own, *new], most) for own, new in both]
+        pieces = [
+            summaries.gathered([*own, *new], most)
+            for own, new in zip(self.pieces, added.pieces, strict=True)
+        ]
         return replace(self, wanted=wanted, pieces=pieces)
 
     def settled(self, rank_error: Any = None) -> Compressed:
@@ -214,8 +216,8 @@ def uncompressed(calibration: Calibration) -> Calibration:
     return Marginal() if isinstance(calibration, Compressed) else calibration
 
 
-def joined(one: Calibration, other: Calibration) -> Calibration:
+def joined(calibration: Calibration, other: Calibration) -> Calibration:
     """Return a calibration with the rows of both: a summary, if either is."""
-    if is_summary(other) and not is_summary(one):
-        return joined(other, one)
-    return one.merge(other)
+    if is_summary(other) and not is_summary(calibration):
+        return other.merge(calibration)
+    return calibration.merge(other)

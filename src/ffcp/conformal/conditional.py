@@ -34,7 +34,7 @@ from ffcp.conformal.selection import Aside, Selected, Selection
 
 MOST_DIRECTIONS = 16
 ROWS_PER_DIRECTION = 50  # that calibrate: each direction adds up to 1 / n to the coverage
-_NOTHING = 0.01  # a direction with less than this share of the largest variation is none
+_NOTHING = 0.01  # directions with a smaller share of the largest variation are dropped
 
 
 @dataclass(frozen=True)
@@ -153,19 +153,20 @@ class Conditional(Calibration):
 
     def state(self) -> dict[str, Tensor]:
         """Return scores, features and directions."""
-        own = {} if self.directions is None else {"directions": self.directions}
-        return {**super().state(), **own}
+        state = super().state()
+        return state if self.directions is None else {**state, "directions": self.directions}
 
     def with_state(self, state: Mapping[str, Tensor]) -> Conditional:
         """Return this calibration with the tensors of a file."""
         rows = {name: tensor for name, tensor in state.items() if name != "directions"}
         if "directions" not in state:
             return super().with_state(rows)
-        found = state["directions"]
-        is_table = found.dim() == 2 and found.dtype == torch.float64 and found.shape[1] > 0
-        if not self._is_of_layer or not is_table or not bool(found.isfinite().all()):
+        directions = state["directions"]
+        is_matrix = directions.dim() == 2 and directions.dtype == torch.float64
+        is_valid = is_matrix and directions.shape[1] > 0 and bool(directions.isfinite().all())
+        if not self._is_of_layer or not is_valid:
             raise ValueError(f"its directions do not match {self.on!r}")
-        return replace(self, directions=found).with_state(rows)
+        return replace(self, directions=directions).with_state(rows)
 
     # -- thresholds -------------------------------------------------------------------------
 
@@ -184,9 +185,11 @@ class Conditional(Calibration):
         if self.randomized:
             assert random is not None
             duals = random.uniform(metadata["row"])[:, 0].numpy() - float(exact)
-        outputs = range(self.scores.shape[1])
-        found = [self._solved(exact, one).thresholds(features, duals) for one in outputs]
-        return torch.from_numpy(np.stack(found, axis=1))
+        thresholds = [
+            self._solved(exact, output).thresholds(features, duals)
+            for output in range(self.scores.shape[1])
+        ]
+        return torch.from_numpy(np.stack(thresholds, axis=1))
 
     @cached_property
     def _designs(self) -> list[tuple[Design, np.ndarray]]:
@@ -200,7 +203,7 @@ class Conditional(Calibration):
         return {}
 
     def _solved(self, alpha: Fraction, output: int) -> QuantileRegression:
-        """Return the quantile regression of a level and an output, from the cache if solved."""
+        """Return the quantile regression of a level and an output, solved once."""
         # Two threads may both solve it, with the same result.
         solved, key = self._regressions, (alpha, output)
         if key not in solved:

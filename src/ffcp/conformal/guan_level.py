@@ -28,7 +28,7 @@ from ffcp.conformal.kernel_weights import Entry, RunningSums, Surroundings
 from ffcp.conformal.neighbours import NearestSums
 from ffcp.conformal.rank import conformal_rank, exact_share
 
-_MARGIN = 1e-12  # far more than a quotient is rounded by, far less than shares differ by
+_MARGIN = 1e-12  # more than the rounding of a quotient, less than any difference of shares
 Sums = RunningSums | NearestSums
 
 
@@ -76,13 +76,13 @@ class Level:
         low = max(0.0, float(least.kthvalue(k).values) - _MARGIN)
         high = float(most.kthvalue(k).values) + _MARGIN
         below = most <= low - _MARGIN
-        some = (~below & (least < high + _MARGIN)).nonzero()[:, 0]
-        around = Surroundings(*(column[some] for column in self.around))
+        undecided = (~below & (least < high + _MARGIN)).nonzero()[:, 0]
+        around = Surroundings(*(column[undecided] for column in self.around))
         return UndecidedRows(
-            left=self.left[some, None],
+            left=self.left[undecided, None],
             around=around,
             levels=(Fraction(low), Fraction(high)),
-            entering=weights.entering(self.rows[some], around),
+            entering=weights.entering(self.rows[undecided], around),
             missing=k - int(below.sum()),
         )
 
@@ -101,7 +101,7 @@ class UndecidedRows(NamedTuple):
 
         ``total`` is all the weight around each, its own included.
         """
-        low, high = (sums.position(exact_share(total, one) + 1) for one in self.levels)
+        low, high = (sums.position(exact_share(total, level) + 1) for level in self.levels)
         if bool((low == high).all()):
             return high
         entry = self.entering(near, x)

@@ -19,9 +19,9 @@ from torch import Tensor
 from ffcp.conformal.kernels import Kernel
 
 ONE = 2**23  # the weight 1, in whole numbers
-_CACHE = 2**19  # weights worked on at once: they stay in the cache
-_ROWS = 2**16  # points made ready at once
-_CENTRED = 2**10  # points that say where the centre is
+_CACHE = 2**19  # weights computed at once: they fit into the cache
+_ROWS = 2**16  # points converted at once
+_CENTRED = 2**10  # points that determine the centre
 
 
 class Surroundings(NamedTuple):
@@ -30,9 +30,9 @@ class Surroundings(NamedTuple):
     Attributes
     ----------
     smaller, all_rows : Tensor
-        Weight of smaller scores, and of all, without what a new row may push out.
+        Weight of smaller scores, and of all, without the neighbour that a new row may replace.
     pushed : Tensor
-        Weight of smaller scores that a new row pushes out where it enters.
+        Weight of smaller scores that a new row replaces where it enters.
     position : Tensor
         Squared distance up to which a new row enters.
     """
@@ -130,20 +130,22 @@ class Places:
     ) -> None:
         self._unit = unit
         # Distances come from |a|^2 + |b|^2 - 2ab, which cancels; centring makes it harmless
-        # unless distances of interest are tiny beside the spread of the points. The centre is the
-        # middle of two quartiles: a single point that is far away would take the mean with it.
-        some = embedding[_spread_out(len(embedding))].double().sort(dim=0).values
-        last = len(some) - 1
-        self._centre = some[[last // 4, last - last // 4]].mean(dim=0)
+        # unless distances of interest are tiny compared with the spread of the points. The centre
+        # is the middle of two quartiles: a single distant point would move the mean.
+        count = len(embedding)
+        sample = torch.linspace(0, count - 1, min(count, _CENTRED), dtype=torch.float64).long()
+        ordered = embedding[sample].double().sort(dim=0).values
+        last = len(ordered) - 1
+        self._centre = ordered[[last // 4, last - last // 4]].mean(dim=0)
         spread = max((float(p.abs().max()) for p in self._moved(embedding)), default=0.0)
         near = spread * math.sqrt(embedding.shape[1]) < 100 * fine
         self._type = torch.float32 if near else torch.float64
         order = torch.arange(len(embedding)) if order is None else order
         # Two more columns make one product of all three terms, in one pass.
         self._points = torch.ones(len(order), embedding.shape[1] + 2, dtype=self._type)
-        for rows, some in zip(self._points.split(_ROWS), order.split(_ROWS), strict=True):
-            rows[:, :-2] = next(self._moved(embedding[some]))
-            rows[:, -2] = rows[:, :-2].square().sum(dim=1)
+        for points, rows in zip(self._points.split(_ROWS), order.split(_ROWS), strict=True):
+            points[:, :-2] = next(self._moved(embedding[rows]))
+            points[:, -2] = points[:, :-2].square().sum(dim=1)
 
     def __len__(self) -> int:
         return len(self._points)
@@ -178,11 +180,6 @@ class Places:
             yield rows, squared.clamp_min_(0)
 
 
-def _spread_out(count: int) -> Tensor:
-    """Return some of ``count`` row numbers, evenly spread."""
-    return torch.linspace(0, count - 1, min(count, _CENTRED), dtype=torch.float64).long()
-
-
 def _factors(x: Tensor) -> Tensor:
     """Return the factors of the points, extended by two columns, for squared distances."""
     factors = torch.cat([-2 * x, x.new_ones(len(x), 2)], dim=1)
@@ -191,19 +188,18 @@ def _factors(x: Tensor) -> Tensor:
 
 
 class Weighed(NamedTuple):
-    """Weights (n, b) of all calibration rows around some points, for every output."""
+    """Weights (n, b) of all calibration rows around some points.
+
+    Rows are in the order of the first output's scores; ``positions`` has, for every output, the
+    positions of its ordered scores among them.
+    """
 
     weights: Tensor
-    places: list[Tensor]
-
-    def at(self, places: Tensor) -> Tensor:
-        """Return the weights of some rows, by their place in the order of the first output."""
-        return self.weights[places]
+    positions: list[Tensor]
 
     def sums(self, output: int) -> RunningSums:
         """Return the weights in the order of one output's scores."""
-        # They are in the order of the first output, so that a single one needs no rearranging.
-        return RunningSums(self.weights if output == 0 else self.weights[self.places[output]])
+        return RunningSums(self.weights if output == 0 else self.weights[self.positions[output]])
 
 
 class KernelWeights:
@@ -226,16 +222,15 @@ class KernelWeights:
         self.kernel, self.bandwidth = kernel, bandwidth
         self.own = 1 if kernel.is_sharp else ONE  # the weight 1
         # A box is cut in the units that were given: a point on its edge is in.
-        units = (1.0, bandwidth) if kernel.is_sharp else (bandwidth, 1.0)
-        self._points = Places(embedding, units[0], orders[0], fine=units[1])
-        self._order = orders[0]
-        self._place = torch.empty_like(orders[0])
-        self._place[orders[0]] = torch.arange(len(self._place))
-        self._places = [self._place[order] for order in orders]
+        unit, fine = (1.0, bandwidth) if kernel.is_sharp else (bandwidth, 1.0)
+        self._points = Places(embedding, unit, orders[0], fine)
+        self._position = torch.empty_like(orders[0])  # of each row in the order of the first output
+        self._position[orders[0]] = torch.arange(len(orders[0]))
+        self._positions = [self._position[order] for order in orders]
 
     def around(self, x: Tensor) -> Weighed:
         """Weigh all points around each of ``x``, (b, e)."""
-        return Weighed(self._weigh(self._points.moved(x)), self._places)
+        return Weighed(self._weigh(self._points.moved(x)), self._positions)
 
     def around_calibration(
         self, x: Tensor, rows: Tensor, left: Tensor, output: int
@@ -247,10 +242,10 @@ class KernelWeights:
 
     def entering(self, rows: Tensor, around: Surroundings) -> Callable[[Weighed, Tensor], Entry]:
         """Return what computes the effect of new rows on the sums around calibration ``rows``."""
-        places = self._place[rows]
+        positions = self._position[rows]
 
         def enter(near: Weighed, x: Tensor) -> Entry:
-            added = near.at(places).double()  # a kernel weighs both ways alike
+            added = near.weights[positions].double()  # a kernel is symmetric
             return Entry(added, 0, added)
 
         return enter
@@ -268,13 +263,12 @@ class KernelWeights:
         """Weigh all points, and ``x`` itself, around the random neighbour ``steps`` from x."""
         moved = self._points.moved(x)
         step = steps.to(moved.dtype)
-        step = self.bandwidth * step if self.kernel.is_sharp else step
-        if self.kernel.is_sharp:  # within reach of the neighbour, as x is
+        if self.kernel.is_sharp:  # x is within reach of the neighbour
+            weights = self._weigh(moved + self.bandwidth * step)
             own = torch.ones(len(x), dtype=torch.int64)
-            weights = self._weigh(moved + step)
         else:
             weights, own = self._weigh_by_ratio(moved + step, step)
-        return Weighed(weights, self._places), own
+        return Weighed(weights, self._positions), own
 
     def _weigh_by_ratio(self, centre: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
         """Weigh points, and those ``step`` away, relative to the largest weight of each column.
@@ -284,13 +278,14 @@ class KernelWeights:
         own = largest = self.kernel.log_weight(step.square().sum(dim=1))
         logs = torch.empty(len(self._points), len(centre), dtype=centre.dtype)
         for rows, squared in self._points.squared_distances(centre):
-            some = self.kernel.log_weight(squared)
-            logs[rows] = some
-            largest = torch.maximum(largest, some.amax(dim=0))  # while it is in the cache
+            block = self.kernel.log_weight(squared)
+            logs[rows] = block
+            largest = torch.maximum(largest, block.amax(dim=0))  # while it is in the cache
         weights = torch.empty(logs.shape, dtype=torch.int32)
         size = max(1, _CACHE // max(1, len(centre)))
-        for some, part in zip(logs.split(size), weights.split(size), strict=True):
-            part.copy_(whole(some.sub_(largest)))
+        for start in range(0, len(logs), size):
+            rows = slice(start, start + size)
+            weights[rows] = whole(logs[rows].sub_(largest))
         return weights, whole(own - largest).long()
 
 
@@ -302,6 +297,6 @@ def whole(log_weights: Tensor) -> Tensor:
     >>> whole(torch.tensor([0.0, -2.0, -100.0])).int()
     tensor([8388608, 1135275,       0], dtype=torch.int32)
     """
-    # Below exp(-17) all is rounded to zero; exp() of less would only make slow tiny numbers.
+    # Below exp(-17) weights round to zero; exp() of less would give denormals, which are slow.
     weights = log_weights.clamp_(-17.0, 0.0).exp_()
     return torch.add(weights.new_tensor(0.5), weights, alpha=ONE, out=weights)

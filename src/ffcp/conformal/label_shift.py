@@ -64,14 +64,14 @@ class LabelShift(Reweighted):
             raise ValueError(
                 f"'ratio' must be a number for each class or {LEARN!r}, got {self.ratio!r}"
             )
-        for given in (self.ratio, self.learned):
-            if given is None or isinstance(given, str):
+        for ratios in (self.ratio, self.learned):
+            if ratios is None or isinstance(ratios, str):
                 continue
-            are_ratios = all(0 <= one < math.inf for one in given) and any(given)
-            if len(given) < 2 or not are_ratios:
+            are_ratios = all(0 <= ratio < math.inf for ratio in ratios) and any(ratios)
+            if len(ratios) < 2 or not are_ratios:
                 raise ValueError(
                     "'ratio' must be a number of at least 0 for each class, not all 0, got "
-                    f"{list(given)!r}"
+                    f"{list(ratios)!r}"
                 )
 
     @property

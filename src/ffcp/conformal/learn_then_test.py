@@ -79,13 +79,13 @@ class LossTotals(NamedTuple):
 
     def p_values(self, alphas: Sequence[Fraction], binary: Sequence[bool]) -> Tensor:
         """Return the p-value of each level, (levels,): the largest of those of its risks."""
-        found = [
+        p_values = [
             _level_p_values(tuple(counts), tuple(sums), alpha, is_binary)
             for counts, sums, alpha, is_binary in zip(
                 self.counts.tolist(), self.sums.tolist(), alphas, binary, strict=True
             )
         ]
-        return torch.tensor(found, dtype=torch.float64).amax(dim=0)
+        return torch.tensor(p_values, dtype=torch.float64).amax(dim=0)
 
 
 @lru_cache(maxsize=64)  # servers repeat a few levels
@@ -95,10 +95,10 @@ def _level_p_values(
     """Return the p-value of one risk at each level."""
     result = [1.0] * len(counts)
     for n in set(counts):
-        own = [level for level, count in enumerate(counts) if count == n]
-        totals = [Fraction(sums[level], LOSS_UNIT) for level in own]
-        for level, found in zip(own, mean_p_values(totals, n, alpha, binary), strict=True):
-            result[level] = found
+        levels = [level for level, count in enumerate(counts) if count == n]
+        totals = [Fraction(sums[level], LOSS_UNIT) for level in levels]
+        for level, p_value in zip(levels, mean_p_values(totals, n, alpha, binary), strict=True):
+            result[level] = p_value
     return result
 
 

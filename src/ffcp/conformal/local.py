@@ -228,7 +228,7 @@ class Local(Calibration):
                         misses = exact_share(total, exact_alpha(alpha))
                         place = sums.position((total - misses).clamp_min(1))
                     elif (decides := levels[number][output]) is None:
-                        place = torch.full_like(total, len(self))  # nothing is enough
+                        place = torch.full_like(total, len(self))  # infinite
                     else:
                         place = decides.position(near, sums, x[rows], total)
                     result[number, rows, output] = self._ends[output][place]
@@ -253,8 +253,8 @@ class Local(Calibration):
     def _ends(self) -> list[Tensor]:
         """Ascending scores of each output, and infinity behind the last."""
         beyond = self.scores.new_full((1,), math.inf)
-        both = zip(self.scores.T, self._orders, strict=True)
-        return [torch.cat([column[order], beyond]) for column, order in both]
+        columns = zip(self.scores.T, self._orders, strict=True)
+        return [torch.cat([column[order], beyond]) for column, order in columns]
 
     @cached_property
     def _weights(self) -> KernelWeights | NearestWeights:
@@ -281,7 +281,7 @@ class Local(Calibration):
                 )
                 for rows in _blocks(len(picked), len(self))
             ]
-            around = Surroundings(*(torch.cat(column) for column in zip(*parts, strict=True)))
+            around = Surroundings(*map(torch.cat, zip(*parts, strict=True)))
             levels.append(Level(picked, left, around, self._weights.own))
         return levels
 
@@ -328,8 +328,8 @@ class Local(Calibration):
         """Return how much weight around a row makes its interval finite; None if none does."""
         level: Fraction | None = 1 - exact_alpha(alpha)
         if self.guarantee == "level":
-            bounds = [one.bound(alpha) for one in self._levels]
-            level = None if None in bounds else max(one for one in bounds if one is not None)
+            bounds = [level.bound(alpha) for level in self._levels]
+            level = None if None in bounds else max(bound for bound in bounds if bound is not None)
         # A level of 1 needs infinitely more weight than the new row's own.
         return None if level is None or level >= 1 else float(level / (1 - level))
 
@@ -345,7 +345,7 @@ class Local(Calibration):
         if self.guarantee != "level":
             return neighbours >= rows_needed(alpha)
         total = torch.tensor([neighbours + 1])
-        bounds = [one.bound(alpha) for one in self._levels]
+        bounds = [level.bound(alpha) for level in self._levels]
         return all(
             bound is not None and int(exact_share(total, bound)) < neighbours for bound in bounds
         )

@@ -122,11 +122,12 @@ class Mondrian(Calibration):
     def fit(self, scores: Tensor, metadata: Columns | None = None) -> Mondrian:
         """Return this calibration with these rows; ``metadata["group"]`` is the group of each."""
         assert metadata is not None
-        other, rows = _without_group(metadata), rows_of_groups(metadata["group"])
-        parts = {
-            label: self.inner.fit(scores[own], take(other, own)) for label, own in rows.items()
-        }
-        return replace(self, parts={label: part for label, part in parts.items() if len(part)})
+        columns, parts = _without_group(metadata), {}
+        for label, rows in rows_of_groups(metadata["group"]).items():
+            part = self.inner.fit(scores[rows], take(columns, rows))
+            if len(part):
+                parts[label] = part
+        return replace(self, parts=parts)
 
     def merge(self, other: Mondrian) -> Mondrian:
         """Return a calibration with the rows of both, group by group."""
@@ -175,18 +176,20 @@ class Mondrian(Calibration):
         """Return the thresholds of each row's group at several levels, (levels, n, m)."""
         if type(self).quantile is not Mondrian.quantile:  # a user's subclass has its own
             return super().quantiles(alphas, metadata, random)
-        return self._by_group(metadata, lambda part, own: part.quantiles(alphas, own, random))
+        return self._by_group(metadata, lambda part, rows: part.quantiles(alphas, rows, random))
 
     def pac_quantiles(self, alphas: Sequence[Any], pac: Any, metadata: Columns) -> Tensor:
         """Return thresholds with PAC coverage in each group, (levels, n, m)."""
-        return self._by_group(metadata, lambda part, own: pac_quantiles(part, alphas, pac, own))
+        return self._by_group(metadata, lambda part, rows: pac_quantiles(part, alphas, pac, rows))
 
     def tail_counts(self, scores: Tensor, metadata: Columns) -> TailCounts:
         """Count in each row's group the calibration scores beyond those of new rows."""
         numbers = torch.arange(len(scores))
         stacked = self._by_group(
             {**metadata, "number": numbers},
-            lambda part, own: torch.stack(tail_counts(part, scores[own["number"]], own)).double(),
+            lambda part, rows: torch.stack(
+                tail_counts(part, scores[rows["number"]], rows)
+            ).double(),
         )
         return TailCounts(*stacked)
 
@@ -195,24 +198,19 @@ class Mondrian(Calibration):
     ) -> Tensor:
         """Return the threshold of each row's group, (levels, n, m)."""
         assert metadata is not None
-        own, requested = _without_group(metadata), rows_of_groups(metadata["group"])
-        unseen = [label for label in requested if label not in self.parts]
-        if unseen:
-            raise ValueError(
-                f"no calibration row belongs to group {_listed(unseen)}: the groups are "
-                f"{_listed(self.parts)}. Calibrate with rows of that group, or join it to another"
-            )
+        columns, requested = _without_group(metadata), rows_of_groups(metadata["group"])
+        must_know(requested, self.parts)
         tables = {}
         for label, rows in requested.items():
             try:
-                tables[label] = look_up(self.parts[label], take(own, rows))
+                tables[label] = look_up(self.parts[label], take(columns, rows))
             except ValueError as error:
                 raise ValueError(f"in group {label!r} {error}") from error
         width = max(table.shape[-1] for table in tables.values())
         levels = len(next(iter(tables.values())))
         result = torch.empty(levels, len(metadata["group"]), width, dtype=torch.float64)
         for label, rows in requested.items():
-            # Thresholds by class end with the last class that a group has.
+            # A group may not have the last classes: their thresholds are infinite.
             result[:, rows] = pad(
                 tables[label], (0, width - tables[label].shape[-1]), value=torch.inf
             )
@@ -245,11 +243,11 @@ class _InGroups(Selection):
         """Select by rows of all groups, for as many rows as a group has."""
         groups = aside.calibration
         counts = [len(rows) for rows in rows_of_groups(groups.labels(aside.out)).values()]
-        # Around a row are the others of its group: on average, this share of them all.
+        # The neighbours of a row are those of its group: on average, this share of all rows.
         share = sum(count**2 for count in counts) / sum(counts) ** 2
         left = max(rows_needed(aside.alpha), round(share * aside.left))
-        chosen = self.inner.select(aside._replace(calibration=groups.inner, left=left))
-        return chosen._replace(calibration=replace(groups, inner=chosen.calibration))
+        selected = self.inner.select(aside._replace(calibration=groups.inner, left=left))
+        return selected._replace(calibration=replace(groups, inner=selected.calibration))
 
 
 def pac_quantiles(calibration: Any, alphas: Sequence[Any], pac: Any, metadata: Columns) -> Tensor:
@@ -261,6 +259,16 @@ def pac_quantiles(calibration: Any, alphas: Sequence[Any], pac: Any, metadata: C
         )
     thresholds: Tensor = calibration.pac_quantiles(alphas, pac, metadata)
     return thresholds
+
+
+def must_know(labels: Iterable[Label], groups: Mapping[Label, Any]) -> None:
+    """Raise ValueError for labels without calibration rows."""
+    unseen = [label for label in dict.fromkeys(labels) if label not in groups]
+    if unseen:
+        raise ValueError(
+            f"no calibration row belongs to group {_listed(unseen)}: the groups are "
+            f"{_listed(groups)}. Calibrate with rows of that group, or join it to another"
+        )
 
 
 def by_groups(calibration: Calibration) -> Calibration:
@@ -295,7 +303,7 @@ def labels_of(groups: Any, rows: int) -> list[Label]:
 
 
 def rows_of_groups(labels: Iterable[Label]) -> dict[Label, Tensor]:
-    """Return the rows of each group, in the order of their first rows.
+    """Return the numbers of the rows of each group, in the order of their first rows.
 
     >>> rows_of_groups(["b", "a", "b"])
     {'b': tensor([0, 2]), 'a': tensor([1])}

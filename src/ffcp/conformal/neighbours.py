@@ -13,7 +13,7 @@ from torch import Tensor
 from ffcp.conformal.kernel_weights import Entry, Places, Surroundings
 
 EXACT = 0.0  # no distance is too small to matter, so they are taken in float64
-NEARLY = 1e-6  # squared distances that differ by less count as equal: they are rounded
+NEARLY = 1e-6  # relative difference below which squared distances count as equal
 
 
 class NearestWeights:
@@ -44,13 +44,13 @@ class NearestWeights:
     ) -> Surroundings:
         """Count the neighbours of calibration rows ``rows``, which are not their own.
 
-        A new row that is nearer than the farthest neighbour pushes it out: that one is counted
-        apart, unless there are not even as many others as neighbours were asked for.
+        A new row that is nearer than the farthest neighbour replaces it: that neighbour is counted
+        separately, unless fewer others exist than neighbours were asked for.
         """
         k = self.neighbours
         is_full = k < len(self._embedding)
         nearest, squared = self._search(x, min(k + 1, len(self._embedding)))
-        # Copies of a row may push it out of its own list; all of that list are then as near.
+        # With many copies of a row its own number may be missing: drop the last, which is as near.
         itself = nearest == rows[:, None]
         itself[:, -1] |= ~itself.any(dim=1)
         others = nearest[~itself].view(len(nearest), -1)
@@ -61,7 +61,7 @@ class NearestWeights:
             none = torch.zeros_like(smaller)
             return Surroundings(smaller, none + k, none, torch.full(none.shape, math.inf).double())
         position = squared.amax(dim=1)
-        # Of several that are the farthest, the one whose leaving leaves the larger share.
+        # If several are the farthest, the one is replaced that leaves the larger share.
         farthest = squared >= (position * (1 - NEARLY))[:, None]
         pushed = (is_smaller | ~farthest).all(dim=1).long()
         return Surroundings(smaller - pushed, torch.full_like(smaller, k), pushed, position)
@@ -74,7 +74,7 @@ class NearestWeights:
         def enter(near: Neighbours, x: Tensor) -> Entry:
             squared, rounding = distances(x)
             nearly = position * NEARLY + rounding
-            # On the edge it may enter or not, however ties are broken: the larger share counts.
+            # At the edge a new row may enter or not, by how ties are broken: take the larger share.
             if_smaller = torch.where(squared <= position + nearly, 1.0, pushed)
             if_not = torch.where(squared < position - nearly, 0.0, pushed)
             return Entry(if_smaller, if_not, 1)
@@ -152,7 +152,7 @@ def _among_all(embedding: Tensor) -> Search:
     def search(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
         squared = places.from_each(places.moved(x))
         nearest, rows = squared.topk(k, largest=False)
-        # Of rows that are equally far the first ones count, whatever the batch.
+        # Ties are broken by row number, so that results do not depend on the batch.
         tied = (squared <= nearest[:, -1:]).sum(dim=1) > k
         if bool(tied.any()):
             rows[tied] = squared[tied].argsort(dim=1, stable=True)[:, :k]
@@ -171,7 +171,7 @@ def _on_a_line(values: Tensor) -> Search:
         high = torch.full_like(low, len(line) - k)
         while bool((low < high).any()):
             middle = (low + high) // 2
-            # The window moves on while its first row is farther than the one after its last.
+            # Move the window right while its first row is farther than the row behind its last.
             behind = line[(middle + k).clamp_max(len(line) - 1)]
             on = (at - line[middle] > behind - at) & (low < high)
             low, high = torch.where(on, middle + 1, low), torch.where(on, high, middle)

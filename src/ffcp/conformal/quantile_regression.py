@@ -24,9 +24,9 @@ import numpy as np
 
 Array = np.ndarray
 Basis = tuple[int, ...]
-_RANK = 1e-9  # a direction with less than this share of the largest is none
+_RANK = 1e-9  # directions with a smaller share of the largest singular value are dropped
 _BEYOND = 1e-11  # by which a dual variable may pass its bounds
-# Just below the number asked for: at ties, as with rank (n + 1) (1 - alpha), rounding would decide.
+# Duals are lowered by this: at ties, as with rank (n + 1) (1 - alpha), rounding would decide.
 _BELOW = 1e-9
 _NUDGE = 1e-11  # of a score, by which ties are broken
 _MOST_STEPS = 10_000

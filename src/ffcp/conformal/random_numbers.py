@@ -43,7 +43,7 @@ class Draws(NamedTuple):
     """
 
     entropy: int
-    # Not 0: numpy takes [seed, 0] for seed, which divides the rows.
+    # Not 0: for numpy the seed [s, 0] is s, the seed by which rows are set aside.
     stream: int
 
     def uniform(self, rows: Tensor, width: int = 1) -> Tensor:
@@ -56,7 +56,7 @@ class Draws(NamedTuple):
     def span(self, rows: range, width: int = 1) -> Tensor:
         """Return the numbers of consecutive rows."""
         bits = np.random.PCG64([self.entropy, self.stream])
-        bits.advance(rows.start * width)  # a number takes one step
+        bits.advance(rows.start * width)  # one step per number
         return torch.from_numpy(np.random.Generator(bits).random((len(rows), width)))
 
     def by(self, draw: Draw, rows: Tensor, width: int) -> Tensor:
@@ -95,8 +95,8 @@ class Series:
 
     def _draw_block(self, block: int) -> Tensor:
         if block >= _IN_ORDER:
-            own = np.random.default_rng([self._entropy, self._stream, block])
-            return self._draw(own, _TOGETHER, self._width)
+            random = np.random.default_rng([self._entropy, self._stream, block])
+            return self._draw(random, _TOGETHER, self._width)
         random, states = np.random.default_rng(self._entropy), self._states
         with self._lock:
             for number in range(min(block, len(states) - 1), block + 1):
@@ -107,9 +107,7 @@ class Series:
         return drawn
 
 
-@functools.lru_cache(maxsize=64)
-def _series(entropy: int, stream: int, draw: Draw, width: int) -> Series:
-    return Series(entropy, stream, draw, width)
+_series = functools.lru_cache(maxsize=64)(Series)
 
 
 class Stream:

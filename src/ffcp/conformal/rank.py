@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import numbers
 import warnings
@@ -29,21 +28,15 @@ def exact_alpha(alpha: Any, what: str = "alpha") -> Fraction:
     >>> exact_alpha(0.7), exact_alpha(1 - 0.9)
     (Fraction(7, 10), Fraction(1, 10))
     """
-    if type(alpha) is float:
-        return _exact_float(alpha, what)
     if isinstance(alpha, Fraction) and 0 < alpha.numerator < alpha.denominator:
         return alpha
     if isinstance(alpha, Tensor) and alpha.dim() == 0:
         alpha = alpha.detach().cpu().numpy()[()]  # keeps float32 apart from float64
-    return _exact(alpha, what)
-
-
-def _exact(alpha: Any, what: str) -> Fraction:
     if isinstance(alpha, bool) or not isinstance(alpha, (numbers.Real, Decimal)):
         raise TypeError(f"{what!r} must be a number between 0 and 1, got {alpha!r}")
     if math.isfinite(alpha):
         exact = isinstance(alpha, (numbers.Rational, Decimal))
-        # A float as it prints, with 12 digits: more than rounding errors leave right.
+        # A float as it prints, rounded to 12 digits, which removes rounding errors.
         value = Fraction(alpha if exact else f"{Decimal(str(alpha)):.12g}")  # type: ignore[arg-type]
         if 0 < value < 1:
             return value
@@ -64,8 +57,6 @@ def exact_alphas(alpha: Any, what: str = "alpha") -> tuple[list[Fraction], bool]
     >>> exact_alphas((0.1, 0.05))
     ([Fraction(1, 10), Fraction(1, 20)], True)
     """
-    if type(alpha) is float:
-        return [_exact_float(alpha, what)], False
     is_one = isinstance(alpha, (numbers.Number, Decimal, str)) or getattr(alpha, "ndim", 1) == 0
     if is_one or not isinstance(alpha, Iterable):
         return [exact_alpha(alpha, what)], False
@@ -73,9 +64,6 @@ def exact_alphas(alpha: Any, what: str = "alpha") -> tuple[list[Fraction], bool]
     if not levels:
         raise ValueError(f"{what!r} is empty: expected a number, or a sequence of numbers")
     return levels, True
-
-
-_exact_float = functools.lru_cache(maxsize=256)(_exact)  # servers repeat a few levels
 
 
 def conformal_rank(n: int, alpha: Any) -> int:
@@ -176,11 +164,7 @@ def conformal_quantile(scores: Tensor, alpha: Any) -> Tensor:
     k = conformal_rank(len(scores), alpha)
     if k > len(scores):
         return scores.new_full(scores.shape[1:], math.inf)
-    if scores.device.type != "cpu" or scores.dtype not in (torch.float32, torch.float64):
-        return scores.kthvalue(k, dim=0).values
-    # By numpy, whose partition takes a tenth of the time.
-    ordered = np.partition(scores.detach().numpy(), k - 1, axis=0)
-    return torch.from_numpy(ordered[k - 1 : k].copy())[0]
+    return scores.kthvalue(k, dim=0).values
 
 
 def exact_share(total: Tensor, share: Fraction) -> Tensor:

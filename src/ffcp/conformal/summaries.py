@@ -123,8 +123,8 @@ def _together(pieces: Sequence[Piece]) -> tuple[Numbers, Counts]:
     values = np.concatenate([np.empty(0), *(piece.values for piece in pieces)])
     counts = [np.diff(piece.ends, prepend=0) for piece in pieces]
     ends = np.concatenate([np.empty(0, np.int64), *counts])
-    del counts  # of a long stream this is the largest memory that is ever in use
-    order = np.argsort(values, kind="stable")  # finds that pieces are sorted
+    del counts  # memory is at its peak here
+    order = np.argsort(values, kind="stable")  # fast on sorted pieces
     np.cumsum(ends[order], out=ends)
     return values[order], ends
 
@@ -145,17 +145,17 @@ def gathered(pieces: Sequence[Piece], most: int) -> list[Piece]:
     for piece in pieces:
         if piece.total:
             by_height.setdefault(piece.height, []).append(piece)
-    done: list[Piece] = []
+    kept: list[Piece] = []
     while by_height:
         height = min(by_height)
-        some = by_height.pop(height)
-        if height == 1 and len(some) > 1:
-            some = [exactly(np.concatenate([piece.values for piece in some]))]
-        if sum(len(piece.values) for piece in some) <= most:
-            done += some
+        level = by_height.pop(height)
+        if height == 1 and len(level) > 1:
+            level = [exactly(np.concatenate([piece.values for piece in level]))]
+        if sum(len(piece.values) for piece in level) <= most:
+            kept += level
         else:
-            by_height.setdefault(height + 1, []).append(thinned(some, 2**height))
-    return done
+            by_height.setdefault(height + 1, []).append(thinned(level, 2**height))
+    return kept
 
 
 def settled(pieces: Sequence[Piece], error: Fraction) -> list[Piece]:
@@ -165,8 +165,8 @@ def settled(pieces: Sequence[Piece], error: Fraction) -> list[Piece]:
     >>> len(piece.values), piece.error
     (91, 10)
     """
-    count, has = count_of(pieces), sum(p.error for p in pieces)
-    weight = math.floor(error * count) - has + 1
+    count, used = count_of(pieces), sum(piece.error for piece in pieces)
+    weight = math.floor(error * count) - used + 1
     kept = sum(len(piece.values) for piece in pieces)
     if weight < 1 or -(-count // weight) >= kept:
         return list(pieces)

@@ -140,6 +140,6 @@ class VennAbersRows(Calibration):
                 f"gives {scores.shape[1]}"
             )
         values = scores.detach().to("cpu", torch.float64).numpy()
-        found = [steps.at(values[:, column]) for column, steps in enumerate(self._steps)]
-        p0, p1 = (np.stack(part, axis=1) for part in zip(*found, strict=True))
+        pairs = [steps.at(values[:, column]) for column, steps in enumerate(self._steps)]
+        p0, p1 = (np.stack(columns, axis=1) for columns in zip(*pairs, strict=True))
         return torch.from_numpy(p0), torch.from_numpy(p1)

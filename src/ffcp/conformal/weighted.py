@@ -60,9 +60,9 @@ def ladder(scores: Tensor, weights: Tensor) -> Ladder:
     known = ~scores.isnan()
     order = scores[known].argsort(stable=True)
     units = weights[known][order].double() * ONE
-    whole, beyond = units.floor(), scores.new_full((1,), math.inf)
-    lost = int((whole != units).sum())
-    return Ladder(torch.cat([scores[known][order], beyond]), whole.long().cumsum(0), lost)
+    rounded, beyond = units.floor(), scores.new_full((1,), math.inf)
+    lost = int((rounded != units).sum())
+    return Ladder(torch.cat([scores[known][order], beyond]), rounded.long().cumsum(0), lost)
 
 
 def effective_size(weights: Tensor) -> float:
@@ -124,13 +124,12 @@ class Reweighted(Calibration):
 
     def weighted_quantiles(self, own: Tensor, alpha: Any) -> Tensor:
         """Return quantiles (n, m) for rows of these weights, in units of the largest."""
-        return torch.stack([one.quantile(own, alpha) for one in self._ladders], dim=1)
+        return torch.stack([ladder.quantile(own, alpha) for ladder in self._ladders], dim=1)
 
     def explain_weights(self, own: Tensor, alpha: Any, what: str) -> str:
         """Explain how much new rows weigh against all calibration rows."""
-        few = too_few(self.scores, alpha)
-        if few:
-            return few
+        if reason := too_few(self.scores, alpha):
+            return reason
         total = float((self.weights[:, None] * ~self.scores.isnan()).sum(dim=0).min())
         if not total:
             return f": every calibration row has weight 0, so none resembles {what}"
