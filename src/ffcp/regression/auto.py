@@ -8,14 +8,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from ffcp.arguments import known_only
 from ffcp.batch import BatchOutput, Requires
 from ffcp.conformal.calibration import Calibration, Marginal, as_calibration
 from ffcp.conformal.mondrian import Mondrian
 from ffcp.conformal.rank import exact_alpha, rows_needed
-from ffcp.conformal.selection import Aside, LearningDivision, Selected, Selection
+from ffcp.conformal.selection import Aside, Selected, Selection
 from ffcp.conformal.weighted import Weighted
 from ffcp.network import arrays, forward, inputs
 from ffcp.network.forward import candidates
@@ -31,16 +30,13 @@ from ffcp.regression.comparison import (
 )
 from ffcp.regression.intervals import Point, columns
 from ffcp.regression.joint import (
-    BOTH,
     FEWEST_ROWS,
     Joint,
-    checked_joint,
-    checked_side,
     has_own_thresholds,
     shared_out,
 )
 from ffcp.regression.learned import boosting
-from ffcp.regression.learned.feature_columns import NORMS, FeatureColumns, On, checked_on
+from ffcp.regression.learned.feature_columns import NORMS, FeatureColumns, On
 from ffcp.regression.learned.learned_score import LearnedScore
 from ffcp.regression.learned.learners import BOOSTING, NETWORK, ModelQuantiles
 from ffcp.regression.learned.learners import BOTH as MEAN
@@ -49,9 +45,9 @@ from ffcp.regression.learned.quantile_fitting import (
     CALIBRATION_ROWS,
     CROSS_FITTED,
     CrossFitted,
+    LearningSelection,
     QuantileFitter,
     Rows,
-    division,
     folds_of,
     judged,
     stacked,
@@ -60,8 +56,6 @@ from ffcp.regression.learned.quantile_fitting import (
 from ffcp.regression.learned.training_rows import (
     LearnsFromTraining,
     TrainingRows,
-    checked_rows,
-    no_output_scales,
 )
 from ffcp.regression.scaled_score import ScaledScore
 from ffcp.regression.scales import Constant, GradientNorm
@@ -72,13 +66,13 @@ if TYPE_CHECKING:
 Self = TypeVar("Self", bound="Auto")
 PLAIN, OWN = "CP", "quantiles of the model"
 _BY = {NETWORK: "networks", BOOSTING: "trees", MEAN: "trees and networks"}
-_FEWEST = 60  # rows set aside: with fewer, nothing is learned from them alone
-_COMPARE = 9  # ... with fewer, candidates learned from other rows cannot be compared; ...
-_TIMES = 4  # ... times as many if there are none: fewer are worth more in the calibration
+_FEWEST = 60  # rows set aside; with fewer, nothing is learned from them alone
+_COMPARE = 9  # rows needed to compare candidates that were learned from other rows
+_TIMES = 4  # times as many are needed without such candidates
 
 
 @dataclass(frozen=True)
-class MethodSelection(Selection):
+class MethodSelection(LearningSelection):
     """Selects the method; all candidates share one pass over the rows set aside."""
 
     on: Sequence[On] | None
@@ -104,10 +98,6 @@ class MethodSelection(Selection):
         features = known or FeatureColumns.of(model, x, self.on, layers)
         return replace(self, features=features, layers=layers or ())
 
-    def prediction(self, output: Tensor) -> Tensor:
-        """Return the point prediction: the output itself."""
-        return output
-
     def requires(self) -> Requires:
         """Return the features that any candidate requires; none until the model is known."""
         if self.features is None:
@@ -115,10 +105,6 @@ class MethodSelection(Selection):
         own = Requires() if self.quantiles is None else self._own.requires()
         norms = Requires(norms=tuple(self.layers))
         return self.features.requires().joined(own).joined(norms)
-
-    def division(self, fraction: float, seed: int) -> LearningDivision:
-        """Return which rows train and compare candidates, and which calibrate."""
-        return division(self.alpha, self.side, self.calibrate_rows, seed)
 
     @property
     def fewest_rows(self) -> int:  # type: ignore[override]
@@ -179,13 +165,14 @@ class MethodSelection(Selection):
         )
         with progress(len(kinds) * (folds_of(len(y)) + 1), "learning") as step:
             tried = dict(self._candidates(judge, aside, kinds, step))
-            trials = {name: judge.trial(one, tried[PLAIN]) for name, one in tried.items()}
+            trials = {name: judge.trial(tried[name], tried[PLAIN]) for name in tried}
             best = min(trials, key=lambda name: getattr(trials[name], self.criterion))
             # The best of many is partly luck: without a significant difference the simplest is
             # selected, or else, among what was learned, the mean of both learners.
-            usual = [self._simplest, *(name for name in tried if name.endswith(_BY[MEAN]))]
-            leads = (judge.is_clearly_better(tried[best], tried[n], self.criterion) for n in usual)
-            best = next((n for n, lead in zip(usual, leads, strict=True) if not lead), best)
+            for name in (self._simplest, *(name for name in tried if name.endswith(_BY[MEAN]))):
+                if not judge.is_clearly_better(tried[best], tried[name], self.criterion):
+                    best = name
+                    break
             score = tried[best].make()
         trained = 0 if self.training is None else len(self.training.rows.weights)
         rows = RowCounts(len(y) + trained if kinds else 0, int(used.sum()), aside.left)
@@ -218,10 +205,10 @@ class MethodSelection(Selection):
     ) -> Iterator[tuple[str, MethodCandidate]]:
         """Learn from rows set aside and training rows: cross-fitted to compare, refitted on all."""
         assert self.features is not None
-        ways: dict[str, Any] = {"joint": self.joint, "side": self.side}
+        config: dict[str, Any] = {"joint": self.joint, "side": self.side}
         training = None if self.training is None else self.training.rows
         tail = tail_of(self.alpha, self.side)
-        fitter = QuantileFitter(self.features, self.seed, tail, training, ways)
+        fitter = QuantileFitter(self.features, self.seed, tail, training)
         fresh = Rows.of(self.features, aside.out, aside.y)
         fits = {kind: fitter.cross_fitted(kind, fresh, step) for kind in kinds}
         if len(kinds) > 1:
@@ -231,13 +218,14 @@ class MethodSelection(Selection):
 
         def make(kind: str, shape: str) -> LearnedScore:
             hashes = None if self.training is None else self.training.hashes
-            score = fitter.learned_score(kind, fresh, fits[kind], shape=shape, source=source)
+            fit = fits[kind]
+            score = fitter.learned_score(kind, fresh, fit, shape=shape, source=source, **config)
             return replace(score, rows=hashes)
 
         for kind, fit in fits.items():
             out = judge.out._replace(values={CROSS_FITTED: fit.quantiles[used]})
             for shape in FAMILIES:
-                candidate = judge.fixed(CrossFitted(self.features, kind, shape, **ways), out)
+                candidate = judge.fixed(CrossFitted(self.features, kind, shape, **config), out)
                 name = _named(f"learned from {source}, by {_BY[kind]}", shape)
                 yield name, candidate._replace(make=partial(make, kind, shape))
 
@@ -345,28 +333,12 @@ class Auto(LearnsFromTraining):
         calibrate_rows: int | None = None,
         **common: Unpack[Common],
     ) -> None:
-        known_only(type(self), common, Common)
+        shared = self._checked_arguments(on, calibrate_rows, common)
         if criterion not in CRITERIA:
             raise ValueError(f"criterion must be one of {', '.join(CRITERIA)}, got {criterion!r}")
-        no_output_scales(common)
-        joint = checked_joint(common.pop("joint", False))
-        side = checked_side(common.pop("side", BOTH), joint)
-        self.criterion, self.on = criterion, checked_on(on)
-        self.quantiles = quantiles
-        self.calibrate_rows = checked_rows(calibrate_rows, common)
-        selection = MethodSelection(
-            self.on,
-            criterion,
-            joint,
-            side,
-            common.get("seed") or 0,
-            common.get("selection_alpha", 0.1),
-            calibrate_rows,
-            quantiles=quantiles,
-        )
-        super().__init__(  # type: ignore[misc]
-            model, selection, _checked(calibration), joint=joint, side=side, **common
-        )
+        self.criterion, self.quantiles = criterion, quantiles
+        selection = MethodSelection(criterion=criterion, quantiles=quantiles, **shared)
+        super().__init__(model, selection, _checked(calibration), **common)  # type: ignore[misc]
 
     def config(self) -> dict[str, Any]:
         """Return the constructor arguments, but for the model."""

@@ -131,30 +131,26 @@ class AutoChoice(ShownAsTable, Described):
             f"{self.rows}; alpha = {self.alpha:g}",
         ]
         ranked = sorted(self.trials, key=lambda name: getattr(self.trials[name], self.criterion))
-        chosen, names = ranked.index(self.method), ("method", "interval score", what)
-        numbers = [(self.trials[name].score, self.trials[name].length) for name in ranked]
-        rows = [
-            (_explained(k), *map(number, pair)) for k, pair in zip(ranked, numbers, strict=True)
-        ]
+        chosen = ranked.index(self.method)
+        rows = []
+        for name in ranked:
+            trial = self.trials[name]
+            rows.append((_explained(name), number(trial.score), number(trial.length)))
+        mark = "> marks the chosen one."
+        if chosen > 0:
+            mark += (
+                " Those above it are better by less than chance explains, a standard "
+                "error over these rows; then the simplest is taken, or the mean of both learners."
+            )
         factor = 1 if self.side in (LOWER, UPPER) else 2
         below = [
-            "> marks the chosen one."
-            + (chosen > 0)
-            * " Those above it are better by less than chance explains, a standard "
-            "error over these rows; then the simplest is taken, or the mean of both learners.",
+            mark,
             f"Interval score: {what}, plus {factor} / alpha times what lies outside; smaller is "
             "better. In the units of the target; of several outputs relative to CP"
             f"{reach_explained(self.side)}.",
+            *(f"Not tried: {reason}" for reason in self.not_tried),
         ]
-        return Ranking(
-            above, names, rows, chosen, [*below, *map("Not tried: {}".format, self.not_tried)]
-        )
-
-
-_WORDS = {
-    "CP": "CP, one width for all rows",
-    "FFCP at 'input'": "FFCP at the input",
-}
+        return Ranking(above, ("method", "interval score", what), rows, chosen, below)
 
 
 def _explained(name: str) -> str:
@@ -163,8 +159,12 @@ def _explained(name: str) -> str:
     >>> _explained("FFCP at 'backbone.3'"), _explained("FFCP at 'input'")
     ('FFCP at layer backbone.3', 'FFCP at the input')
     """
+    if name == "CP":
+        return "CP, one width for all rows"
     layer = name.removeprefix("FFCP at ")
-    return _WORDS.get(name, name if layer == name else f"FFCP at layer {layer[1:-1]}")
+    if layer == name:
+        return name
+    return "FFCP at the input" if layer == "'input'" else f"FFCP at layer {layer[1:-1]}"
 
 
 class MethodCandidate(NamedTuple):
@@ -205,46 +205,42 @@ class Comparison:
         """Return the score with output scales learned here, if outputs share a threshold."""
         if has_own_thresholds(family.joint) or self._y.shape[1] == 1:
             return family
-        scores = two_sided(self._scores(replace(family, joint=False)), family.side)
+        scores = two_sided(self._scores(replace(family, joint=False), self.out), family.side)
         return replace(family, output_scales=learned_output_scales(scores, self._alpha))
 
     def fixed(self, family: IntervalScore, out: BatchOutput | None = None) -> MethodCandidate:
         """Return the intervals of a score that was not fitted to these rows."""
-        scores = self._scores(family, out)
+        out = self.out if out is None else out
+        columns_of_scores = self._scores(family, out).T
         if self.weights is None:
-            each = [conformal_quantile(column[~column.isnan()], self._level) for column in scores.T]
-            threshold = torch.stack(each)[None]
+            known = [column[~column.isnan()] for column in columns_of_scores]
+            thresholds = torch.stack([conformal_quantile(c, self._level) for c in known])[None]
         else:  # each row as a new one, at its share among the rows that calibrate
             own = self.weights * min(1.0, self.rows / self._left)
-            each = [
-                weighted_quantile(column, self.weights, own, self._level) for column in scores.T
-            ]
-            threshold = torch.stack(each, dim=1)
-        return self._candidate(family, threshold, out)
-
-    def _scores(self, family: IntervalScore, out: BatchOutput | None = None) -> Tensor:
-        y = self._y.reshape(self.out.output.shape)
-        return family.score(self.out if out is None else out, y).cpu()
-
-    def _candidate(
-        self, family: IntervalScore, threshold: Tensor, out: BatchOutput | None = None
-    ) -> MethodCandidate:
-        lower, upper = family.region(self.out if out is None else out, threshold[None])
+            thresholds = torch.stack(
+                [weighted_quantile(c, self.weights, own, self._level) for c in columns_of_scores],
+                dim=1,
+            )
+        lower, upper = family.region(out, thresholds[None])
         return MethodCandidate(lower[0].double().cpu(), upper[0].double().cpu(), lambda: family)
 
-    def trial(self, one: MethodCandidate, plain: MethodCandidate) -> MethodTrial:
+    def _scores(self, family: IntervalScore, out: BatchOutput) -> Tensor:
+        return family.score(out, self._y.reshape(self.out.output.shape)).cpu()
+
+    def trial(self, candidate: MethodCandidate, plain: MethodCandidate) -> MethodTrial:
         """Return mean score and length of a candidate, relative to CP if outputs are several."""
-        return MethodTrial(*(self._mean(rows) for rows in self._relative(one, plain)))
+        score, length = self._relative(candidate, plain)
+        return MethodTrial(self._mean(score), self._mean(length))
 
     def is_clearly_better(
-        self, one: MethodCandidate, plain: MethodCandidate, criterion: str
+        self, candidate: MethodCandidate, plain: MethodCandidate, criterion: str
     ) -> bool:
         """Whether a candidate beats CP by more than a standard error of the paired gain."""
         size = self.rows if self.weights is None else effective_size(self.weights)
         if size < self.rows_needed:
             return False  # too few rows resemble the target distribution
-        place = CRITERIA.index(criterion)
-        gain = self._relative(plain, plain)[place] - self._relative(one, plain)[place]
+        number = CRITERIA.index(criterion)
+        gain = self._relative(plain, plain)[number] - self._relative(candidate, plain)[number]
         return self._mean(gain) > self._standard_error(gain)
 
     def _mean(self, values: Tensor) -> float:
@@ -259,27 +255,28 @@ class Comparison:
         excess, n = values[known] - self._mean(values), int(known.sum())
         return math.sqrt(float((shares * excess).square().sum()) * n / max(1, n - 1))
 
-    def _relative(self, one: MethodCandidate, plain: MethodCandidate) -> tuple[Tensor, Tensor]:
+    def _relative(
+        self, candidate: MethodCandidate, plain: MethodCandidate
+    ) -> tuple[Tensor, Tensor]:
         """Return interval score and length of every row, relative to CP if outputs are several."""
-        candidate, baseline = self._measured(one), self._measured(plain)
+        score, length = self._measured(candidate)
+        plain_score, plain_length = self._measured(plain)
         if self.weights is not None:
             # Rows too heavy for any finite interval cannot distinguish candidates.
-            heavy = baseline[1].isinf()
-            candidate, baseline = (
-                (score.masked_fill(heavy, torch.nan), length.masked_fill(heavy, torch.nan))
-                for score, length in (candidate, baseline)
+            heavy = plain_length.isinf()
+            score, length, plain_score, plain_length = (
+                values.masked_fill(heavy, torch.nan)
+                for values in (score, length, plain_score, plain_length)
             )
         if self._y.shape[1] == 1:
-            return candidate[0][:, 0], candidate[1][:, 0]
-        relative = [
-            each / other.nanmean(dim=0) for each, other in zip(candidate, baseline, strict=True)
-        ]
-        return relative[0].nanmean(dim=1), relative[1].nanmean(dim=1)
+            return score[:, 0], length[:, 0]
+        score, length = score / plain_score.nanmean(dim=0), length / plain_length.nanmean(dim=0)
+        return score.nanmean(dim=1), length.nanmean(dim=1)
 
-    def _measured(self, one: MethodCandidate) -> tuple[Tensor, Tensor]:
+    def _measured(self, candidate: MethodCandidate) -> tuple[Tensor, Tensor]:
         """Return interval score and length of every row and output; NaN for unknown targets."""
-        lower = self._prediction if self._side == UPPER else one.lower
-        upper = self._prediction if self._side == LOWER else one.upper
+        lower = self._prediction if self._side == UPPER else candidate.lower
+        upper = self._prediction if self._side == LOWER else candidate.upper
         below = 0 if self._side == UPPER else (lower - self._y).clamp_min(0)
         above = 0 if self._side == LOWER else (self._y - upper).clamp_min(0)
         factor = (1 if self._side in (LOWER, UPPER) else 2) / float(self._alpha)

@@ -17,13 +17,13 @@ from ffcp.regression.learned.trees import Trees
 
 _RATE, _LEAVES = 0.1, 15
 _MOST_ROUNDS = 400  # trees of a quantile
-# It gets no more after so many without gain, and has at least so many: few rows held out hardly
-# see what the first trees of an outer quantile gain.
+# Training stops after this many trees without gain, and keeps at least this many: with few rows
+# held out, the gain of the first trees of an outer quantile hardly shows.
 _PATIENCE = 60
 _SHARE = 0.8  # of rows and of columns that a tree sees
 _HELD_OUT = 4  # a quarter of the rows says how many trees are enough
 _MANY_ROWS = 10_000  # above which trees are grown by several threads
-_MOST_OUTPUTS = 8  # every output has boosters of its own, which take their time
+_MOST_OUTPUTS = 8  # every output has boosters of its own, which is slow
 _SMALLEST = 1e-6  # step between two quantiles, in units of a typical residual
 #: The least and the largest level of the outer knots.
 _OUTER = (0.005, 0.2)
@@ -123,35 +123,36 @@ def learn(
     weights = torch.ones(len(columns)) if weights is None else weights
     if rounds is None and held is None:
         out = torch.arange(len(columns)) % _HELD_OUT == 0
-        rest = (columns[~out], residuals[~out], seed, weights[~out])
-        others = (columns[out], residuals[out])
-        rounds = learn(*rest, tail=tail, first=first, held=others).rounds
+        inside = (columns[~out], residuals[~out], seed, weights[~out])
+        held_out = (columns[out], residuals[out])
+        rounds = learn(*inside, tail=tail, first=first, held=held_out).rounds
     unit = typical_size(residuals)
     outer = min(max(tail, _OUTER[0]), _OUTER[1])
     knots = torch.tensor([outer, 0.25, 0.5, 0.75, 1 - outer], dtype=torch.float64)
     dumps: list[Mapping[str, Any]] = []
-    for output in range(residuals.shape[1]):
-        one = unit[output]
-        known = _dataset(lightgbm, columns[:, :first], residuals[:, output] / one, weight=weights)
-        check = None
+    for output, size in enumerate(unit):
+        targets = residuals[:, output] / size
+        training = _dataset(lightgbm, columns[:, :first], targets, weight=weights)
+        validation = None
         if held is not None:
-            seen, target = held[0][:, :first], held[1][:, output] / one
-            check = _dataset(lightgbm, seen, target, reference=known)
+            targets = held[1][:, output] / size
+            validation = _dataset(lightgbm, held[0][:, :first], targets, reference=training)
         for level in knots.tolist():
             count = _MOST_ROUNDS if rounds is None else rounds[len(dumps)]
-            booster = _boosted(lightgbm, known, check, count, level, seed)
-            kept = max(booster.best_iteration, _PATIENCE) if check else count
-            dumps.append(booster.dump_model(num_iteration=kept))
+            booster = _boosted(lightgbm, training, validation, count, level, seed)
+            count = max(booster.best_iteration, _PATIENCE) if validation else count
+            dumps.append(booster.dump_model(num_iteration=count))
     return BoostedQuantiles(Trees.from_dumps(dumps, columns.shape[1]), knots, unit)
 
 
-def _dataset(lightgbm: Any, x: Tensor, y: Tensor, **more: Any) -> Any:
-    """Return the rows whose residual is known; all, with none, where that is no row."""
+def _dataset(
+    lightgbm: Any, x: Tensor, y: Tensor, weight: Tensor | None = None, reference: Any = None
+) -> Any:
+    """Return the rows whose residual is known; if that is no row, all with the residual 0."""
     known = ~y.isnan() if bool((~y.isnan()).any()) else torch.ones(len(y), dtype=torch.bool)
-    if "weight" in more:
-        more["weight"] = more["weight"][known].double().numpy()
+    weights = None if weight is None else weight[known].double().numpy()
     values = y[known].nan_to_num().double().numpy()
-    return lightgbm.Dataset(x[known].float().numpy(), values, **more)
+    return lightgbm.Dataset(x[known].float().numpy(), values, reference=reference, weight=weights)
 
 
 def threads_for(rows: int) -> int:
@@ -163,7 +164,7 @@ def threads_for(rows: int) -> int:
     return torch.get_num_threads() if rows > _MANY_ROWS else 1
 
 
-def _boosted(lightgbm: Any, data: Any, check: Any, rounds: int, level: float, seed: int) -> Any:
+def _boosted(lightgbm: Any, data: Any, valid: Any, rounds: int, level: float, seed: int) -> Any:
     """Return the booster of one quantile."""
     rows = len(data.get_label())
     settings = {
@@ -181,9 +182,9 @@ def _boosted(lightgbm: Any, data: Any, check: Any, rounds: int, level: float, se
         "num_threads": threads_for(rows),
         "verbosity": -1,
     }
-    if check is None:
+    if valid is None:
         return lightgbm.train(settings, data, rounds)
     stop = lightgbm.early_stopping(_PATIENCE, verbose=False)
     # A booster that may be trained further keeps the trees after its best.
-    ways = {"callbacks": [stop], "keep_training_booster": True}
-    return lightgbm.train(settings, data, rounds, valid_sets=[check], **ways)
+    options = {"callbacks": [stop], "keep_training_booster": True}
+    return lightgbm.train(settings, data, rounds, valid_sets=[valid], **options)

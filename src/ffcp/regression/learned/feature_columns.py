@@ -20,7 +20,7 @@ KINDS = (PREDICTION, NORMS, VALUES, INPUT)
 _MOST_COLUMNS = 1024  # of a layer's values or of the input; more are left out
 _MOST_OUTPUTS = 64
 _SMALL_NORM, _SMALL_PREDICTION = 1e-3, 1e-2  # of what is typical; logarithms end there
-_NEAR, _WIDE = 2.0**-20, 4  # of the largest number of a column, and times this: rounding errors
+_NEAR, _WIDE = 2.0**-20, 4  # rounding errors: a share of a column's largest number, and a multiple
 
 On = str | Callable[[BatchOutput], Tensor]
 
@@ -65,29 +65,34 @@ class FeatureColumns(Described):
     ) -> FeatureColumns:
         """Find the layers of a model, if they are not given, and leave out all but tables.
 
-        By itself the input of a table and hidden values are learned from, beside which norms add
-        nothing (docs/bands.md); of images and text norms and values are.
+        By default the input of a table and hidden values are learned from, to which norms add
+        nothing (docs/bands.md); for images and text it is norms and values.
         """
         if on is None:
             on = (PREDICTION, VALUES, INPUT if _is_table(x) else NORMS)
         names = layers or ()
         if layers is None and {NORMS, VALUES} & set(on):
             names = candidates(model, x)
-        inner = [name for name in names if name != INPUT][-1:] if VALUES in on else []
-        first = forward.run_batch(model, inputs.take(x, slice(0, 2)), Requires(values=tuple(inner)))
-        outputs = first.output[0].numel()
+        layer = None
+        if VALUES in on:
+            layer = next((name for name in reversed(names) if name != INPUT), None)
+        requires = Requires(values=() if layer is None else (layer,))
+        out = forward.run_batch(model, inputs.take(x, slice(0, 2)), requires)
+        outputs = out.output[0].numel()
         if outputs > _MOST_OUTPUTS:
             raise ValueError(
                 f"the model has {outputs} outputs, and quantiles are learned for at most "
                 f"{_MOST_OUTPUTS}: use ffcp.CP or ffcp.FFCP"
             )
-        small = [name for name in inner if first.values[name][0].numel() <= _MOST_COLUMNS]
+        width = 0 if layer is None else out.values[layer][0].numel()
+        if width > _MOST_COLUMNS:
+            layer, width = None, 0
         return cls(
             norms=tuple(names) if NORMS in on else (),
-            values=small[0] if small else None,
+            values=layer,
             takes_input=INPUT in on and _is_table(x),
-            functions=[one for one in on if callable(one)],
-            width=first.values[small[0]][0].numel() if small else 0,
+            functions=[source for source in on if callable(source)],
+            width=width,
         )
 
     def requires(self) -> Requires:
@@ -115,16 +120,16 @@ class FeatureColumns(Described):
         return torch.cat([columns[:, :outputs], logs, columns[:, len(typical) :]], dim=1)
 
     def without_hidden(self, columns: Tensor) -> int:
-        """Return how many of the columns are no hidden values beside the input of a table.
+        """Return how many columns remain without hidden values, if a table's input is learned from.
 
-        Hidden values lead trees astray, and networks of few rows (docs/bands.md).
+        Hidden values mislead trees, and networks with few rows (docs/bands.md).
         """
         return columns.shape[1] - (self.width if self.takes_input else 0)
 
     def tied(self, columns: Tensor, typical: Tensor) -> Tensor:
         """Merge numbers that differ by rounding errors of the model.
 
-        A tree would split between them, and a row by itself has others than in a batch.
+        A tree would split between them, and they change with the batch size.
         """
         computed = len(typical) if self.takes_input else columns.shape[1]
         parts = columns.split([computed, columns.shape[1] - computed], dim=1)
@@ -163,14 +168,13 @@ def checked_on(on: On | Sequence[On] | None) -> tuple[On, ...] | None:
     """
     if on is None:
         return None
-    chosen = (on,) if isinstance(on, str) or callable(on) else tuple(on)
-    bad = [one for one in chosen if not (callable(one) or one in KINDS)]
-    if bad or not chosen:
+    sources = (on,) if isinstance(on, str) or callable(on) else tuple(on)
+    if not sources or not all(callable(source) or source in KINDS for source in sources):
         raise ValueError(
             f"quantiles are learned from {', '.join(map(repr, KINDS))}, or functions of a "
             f"BatchOutput; got {on!r}"
         )
-    return chosen
+    return sources
 
 
 def _table(values: Any, rows: int) -> Tensor:

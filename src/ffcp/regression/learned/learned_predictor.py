@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import nn
 
-from ffcp.arguments import known_only
 from ffcp.batch import BatchOutput, Requires
 from ffcp.calibrated import Counts
 from ffcp.calibration_loop import Batch, BatchRunner, Result
 from ffcp.conformal.calibration import Calibration
 from ffcp.regression.common import Common
-from ffcp.regression.joint import BOTH, checked_joint, checked_side
-from ffcp.regression.learned.feature_columns import On, checked_on
+from ffcp.regression.joint import BOTH
+from ffcp.regression.learned.feature_columns import On
 from ffcp.regression.learned.learned_score import LearnedScore
 from ffcp.regression.learned.learners import NETWORK, checked_learner
 from ffcp.regression.learned.nested import CENTRAL, FAMILIES, LEVELS, MIDDLE
@@ -28,8 +27,6 @@ from ffcp.regression.learned.quantile_fitting import (
 )
 from ffcp.regression.learned.training_rows import (
     LearnsFromTraining,
-    checked_rows,
-    no_output_scales,
 )
 
 if TYPE_CHECKING:
@@ -103,21 +100,12 @@ class Learned(LearnsFromTraining):
         calibrate_rows: int | None = None,
         **common: Unpack[Common],
     ) -> None:
-        known_only(type(self), common, Common)
+        shared = self._checked_arguments(on, calibrate_rows, common)
         if nested not in FAMILIES:
             raise ValueError(f"nested must be one of {', '.join(FAMILIES)}, got {nested!r}")
-        no_output_scales(common)
-        joint = checked_joint(common.pop("joint", False))
-        side = checked_side(common.pop("side", BOTH), joint)
-        self.on, self.nested, self.learner = checked_on(on), nested, checked_learner(learner)
-        self.calibrate_rows = checked_rows(calibrate_rows, common)
-        seed, alpha = common.get("seed") or 0, common.get("selection_alpha", 0.1)
-        selection = LearnedSelection(
-            self.on, learner, seed, nested, joint, side, alpha, calibrate_rows
-        )
-        super().__init__(  # type: ignore[misc]
-            model, selection, calibration, joint=joint, side=side, **common
-        )
+        self.nested, self.learner = nested, checked_learner(learner)
+        selection = LearnedSelection(kind=learner, shape=nested, **shared)
+        super().__init__(model, selection, calibration, **common)  # type: ignore[misc]
 
     def config(self) -> dict[str, Any]:
         """Return the constructor arguments, but for the model."""
@@ -137,10 +125,10 @@ class Learned(LearnsFromTraining):
             data. Otherwise they are compared with these, and many equal rows are an error.
         """
         training = self._training_rows(x, y, disjoint)
-        ways = {"shape": self.nested, "joint": self.joint, "side": self.side}
         tail = tail_of(self.selection_alpha, self.side)
         fitter = QuantileFitter(training.features, self.seed or 0, tail)
-        learned = fitter.learned_score(self.learner, training.rows, source=TRAINING_ROWS, **ways)
+        config = {"shape": self.nested, "joint": self.joint, "side": self.side}
+        learned = fitter.learned_score(self.learner, training.rows, source=TRAINING_ROWS, **config)
         self._learn(replace(learned, rows=training.hashes))
         return self
 

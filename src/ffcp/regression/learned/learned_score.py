@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from ffcp.regression.learned.learners import LEARNERS
 from ffcp.regression.learned.nested import (
     CENTRAL,
     FAMILIES,
+    Sets,
     ends_at,
     nested,
     position,
@@ -98,14 +100,16 @@ class LearnedScore(TwoSidedScore):
         quantiles: Tensor = self.learner(columns)
         return quantiles
 
+    def _sets(self, quantiles: Tensor) -> Sets:
+        return nested(quantiles, self.shape)
+
     def outside(self, out: BatchOutput, y: Tensor) -> Tensor:
         """Return the number of the first nested set that contains each target."""
-        return torch.cat(
-            [
-                position(nested(self.quantiles(part), self.shape), _residual(part, y[rows]))
-                for part, rows in _parts(out)
-            ]
-        )
+        positions = [
+            position(self._sets(self.quantiles(part)), _residual(part, y[rows]))
+            for part, rows in _parts(out)
+        ]
+        return torch.cat(positions)
 
     why_unsigned = "sets grown from the densest part are not central: use ffcp.Learned(model)"
 
@@ -113,9 +117,8 @@ class LearnedScore(TwoSidedScore):
         """Return centre and quantiles, among which signed scores are positions."""
         if self.shape != CENTRAL:
             return None
-        parts = [(_centre(part), self.quantiles(part)) for part, _ in _parts(out)]
-        centre, quantiles = (torch.cat(each) for each in zip(*parts, strict=True))
-        return {"centre": centre, "quantiles": quantiles}
+        quantiles = torch.cat([self.quantiles(part) for part, _ in _parts(out)])
+        return {"centre": _centre(out), "quantiles": quantiles}
 
     def signed(self, curve: Columns, y: Tensor) -> Tensor:
         """Return how many quantiles targets lie above the median."""
@@ -130,16 +133,17 @@ class LearnedScore(TwoSidedScore):
         """Return the ends (levels, n, m) of the sets of these numbers."""
         if self.side != BOTH:
             return super().region(out, q)
-        return self._ends(out, (q,), ends_at, lambda quantiles: nested(quantiles, self.shape))
+        return self._ends(out, (q,), lambda quantiles: partial(ends_at, self._sets(quantiles)))
 
     def sides(self, out: BatchOutput, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return how many quantiles targets lie below and above the median."""
-        parts = [
-            signed_position(self.quantiles(part), _residual(part, y[rows]))
-            for part, rows in _parts(out)
-        ]
-        places = torch.cat(parts)
-        return -places, places
+        positions = torch.cat(
+            [
+                signed_position(self.quantiles(part), _residual(part, y[rows]))
+                for part, rows in _parts(out)
+            ]
+        )
+        return -positions, positions
 
     def region_of_sides(
         self, out: BatchOutput, below: Tensor, above: Tensor
@@ -151,35 +155,31 @@ class LearnedScore(TwoSidedScore):
 
         def ends(quantiles: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
             lower, upper = quantile_at(quantiles, -low), quantile_at(quantiles, high)
-            middle = (lower + upper) / 2
-            return torch.where(lower > upper, middle, lower), torch.where(
-                lower > upper, middle, upper
-            )
+            crossed, middle = lower > upper, (lower + upper) / 2
+            return torch.where(crossed, middle, lower), torch.where(crossed, middle, upper)
 
-        return self._ends(out, (below, above), ends)
+        return self._ends(out, (below, above), lambda quantiles: partial(ends, quantiles))
 
     def _ends(
         self,
         out: BatchOutput,
         thresholds: tuple[Tensor, ...],
-        ends: Callable[..., tuple[Tensor, Tensor]],
-        sets: Callable[[Tensor], Any] = lambda quantiles: quantiles,
+        ends_among: Callable[[Tensor], Callable[..., tuple[Tensor, Tensor]]],
     ) -> tuple[Tensor, Tensor]:
-        """Return the ends that ``ends`` finds, for every level, in the sets of the quantiles."""
-        lowers: list[Tensor] = []
-        uppers: list[Tensor] = []
+        """Return the ends (levels, n, m) at thresholds, (levels, n or 1, ...) each.
+
+        ``ends_among`` returns, for some quantiles, the function from thresholds to ends.
+        """
+        lowers, uppers, dtype = [], [], out.output.dtype
         for part, rows in _parts(out):
             centre, quantiles = _centre(part), self.quantiles(part)
-            scale = quantiles.abs().amax(dim=-1)
-            made_of = sets(quantiles)
-            own = [t if t.shape[1] == 1 else t[:, rows] for t in thresholds]
-            made = [
-                ends(made_of, *(level.cpu() for level in levels))
-                for levels in zip(*own, strict=True)
-            ]
-            for side, parts, sign in ((0, lowers, -1), (1, uppers, 1)):
-                interval_ends = torch.stack([one[side] for one in made])
-                parts.append(outward(centre, interval_ends, sign, scale, out.output.dtype))
+            scale, ends = quantiles.abs().amax(dim=-1), ends_among(quantiles)
+            of_part = [(t if t.shape[1] == 1 else t[:, rows]).cpu() for t in thresholds]
+            levels = [ends(*level) for level in zip(*of_part, strict=True)]
+            lower = torch.stack([lower for lower, _ in levels])
+            upper = torch.stack([upper for _, upper in levels])
+            lowers.append(outward(centre, lower, -1, scale, dtype))
+            uppers.append(outward(centre, upper, 1, scale, dtype))
         return torch.cat(lowers, dim=1), torch.cat(uppers, dim=1)
 
 

@@ -13,7 +13,7 @@ from ffcp.regression.learned.boosting import BoostedQuantiles
 from ffcp.regression.learned.nested import at_levels
 from ffcp.regression.learned.network import QuantileNetwork
 
-# Step between two quantiles: of all that a row has, and where those are one number.
+# Least step between two quantiles: a share of the range of a row's, and of a range of zero.
 _SMALLEST, _TINY = 1e-6, 1e-12
 
 
@@ -67,11 +67,11 @@ class MeanQuantiles:
 
     def state(self) -> dict[str, Tensor]:
         """Return the tensors of both."""
-        parts = {
+        return {
             **prefixed("network.", self._networks.state()),
             **prefixed("boosting.", self._trees.state()),
+            "weight": torch.tensor(self._weight, dtype=torch.float64),
         }
-        return {**parts, "weight": torch.tensor(self._weight, dtype=torch.float64)}
 
     @classmethod
     def from_state(cls, tensors: Mapping[str, Tensor]) -> MeanQuantiles:

@@ -31,7 +31,7 @@ _STEPS = 10  # steps beyond the last set to grow by its width
 # which their ends lie.
 _HELD = (0.3, 0.5, 0.7, 0.8, 0.85, 0.88, 0.9, 0.92, 0.94, 0.96, 0.98, 0.995)
 _FINE = 161
-_EQUAL = 1e-6  # of the distance between the outer ends: lengths that differ by less are equal
+_EQUAL = 1e-6  # lengths closer than this share of the whole range are equal
 
 
 class Sets(NamedTuple):
@@ -74,8 +74,7 @@ def grown(quantiles: Tensor) -> Sets:
         if number:  # no end may move inward
             outside = (start > first[..., None]) | (start + steps < last[..., None])
             widths = widths.masked_fill(outside, torch.inf)
-        # The first of the shortest, as far as rounding errors can tell: those of a row by itself
-        # are others than in a batch.
+        # The first of the shortest up to rounding errors, which depend on the batch.
         shortest = widths.amin(dim=-1, keepdim=True) + equal
         first = (widths <= shortest).int().argmax(dim=-1)
         last = first + steps

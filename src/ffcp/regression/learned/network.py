@@ -101,23 +101,26 @@ def _shapes(columns: int, outputs: int) -> dict[str, tuple[int, ...]]:
 
 def standardised(columns: Tensor, scales: Mapping[str, Tensor]) -> Tensor:
     """Return standardised columns, with long tails compressed by a logarithm."""
-    away = (columns - scales["centre"]) / scales["spread"]
-    drawn = away.sign() * away.abs().log1p()
-    return ((drawn - scales["mean"]) / scales["deviation"]).clamp(-_CLIP, _CLIP)
+    compressed = _compressed(columns, scales["centre"], scales["spread"])
+    return ((compressed - scales["mean"]) / scales["deviation"]).clamp(-_CLIP, _CLIP)
+
+
+def _compressed(columns: Tensor, centre: Tensor, spread: Tensor) -> Tensor:
+    distance = (columns - centre) / spread
+    return distance.sign() * distance.abs().log1p()
 
 
 def _scales(columns: Tensor) -> dict[str, Tensor]:
-    """Return the centre and spread of every column."""
+    """Return what :func:`standardised` needs of every column."""
     columns = columns.double()
     centre = columns.median(dim=0).values
     spread = (columns - centre).abs().mean(dim=0)
     spread = torch.where(spread > 0, spread, torch.ones_like(spread))
-    away = (columns - centre) / spread
-    drawn = away.sign() * away.abs().log1p()
-    deviation = drawn.std(dim=0, correction=0)
+    compressed = _compressed(columns, centre, spread)
+    mean, deviation = compressed.mean(dim=0), compressed.std(dim=0, correction=0)
     deviation = torch.where(deviation > 1e-9, deviation, torch.ones_like(deviation))
-    kept = {"centre": centre, "spread": spread, "mean": drawn.mean(dim=0), "deviation": deviation}
-    return {name: tensor.float() for name, tensor in kept.items()}
+    scales = {"centre": centre, "spread": spread, "mean": mean, "deviation": deviation}
+    return {name: tensor.float() for name, tensor in scales.items()}
 
 
 def ascending(raw: Tensor) -> Tensor:

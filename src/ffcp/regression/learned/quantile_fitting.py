@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -23,10 +23,10 @@ from ffcp.regression.learned.learners import BOOSTING, NETWORK, MeanQuantiles
 from ffcp.regression.learned.nested import LEVELS
 
 MOST_ROWS = 20_000  # to learn from; more cost time and add little
-_FOLDS = 3  # of cross-fitting, ...
-_JUDGED = 2000  # ... for about so many rows: more cost time and add little
-_WEIGHT = 0.5  # of a training row beside a fresh one
-_STACKED = (0.5, 0.25, 0.75)  # weights of trees beside networks that are compared
+_FOLDS = 3  # of cross-fitting
+_JUDGED = 2000  # rows that are cross-fitted, about: more cost time and add little
+_WEIGHT = 0.5  # of a training row; fresh rows have the weight 1
+_STACKED = (0.5, 0.25, 0.75)  # weights of trees to choose from, in the mean with networks
 _MISSES = 100  # how many calibration rows an interval should miss: 1,000 calibrate at alpha = 0.1
 CROSS_FITTED = "cross-fitted quantiles"
 TRAINING_ROWS, CALIBRATION_ROWS = "training rows", "calibration rows"
@@ -48,7 +48,7 @@ class Rows(NamedTuple):
 
     def part(self, mask: Tensor) -> Rows:
         """Return some of the rows."""
-        return Rows(*(one[mask] for one in self))
+        return Rows(self.columns[mask], self.residuals[mask], self.weights[mask])
 
 
 def pooled(fresh: Rows, training: Rows | None) -> Rows:
@@ -64,98 +64,103 @@ def pooled(fresh: Rows, training: Rows | None) -> Rows:
     """
     if training is None:
         return fresh
-    mine, theirs = (one.residuals.abs().nanmedian(dim=0).values for one in (fresh, training))
-    stretch = torch.where((mine > 0) & (theirs > 0), mine / theirs, torch.ones_like(mine))
-    known = training._replace(
-        residuals=training.residuals * stretch, weights=_WEIGHT * training.weights
+    size = fresh.residuals.abs().nanmedian(dim=0).values
+    trained = training.residuals.abs().nanmedian(dim=0).values
+    stretch = torch.where((size > 0) & (trained > 0), size / trained, torch.ones_like(size))
+    return Rows(
+        torch.cat([fresh.columns, training.columns]),
+        torch.cat([fresh.residuals, training.residuals * stretch]),
+        torch.cat([fresh.weights, _WEIGHT * training.weights]),
     )
-    return Rows(*(torch.cat(both) for both in zip(fresh, known, strict=True)))
 
 
 @dataclass(frozen=True)
 class QuantileFitter:
     """Learns quantiles of the residual from fresh rows and, if there are any, training rows.
 
-    ``tail`` is the level of the outer quantiles, ``config`` that of the scores it makes.
+    ``tail`` is the level of the outer quantiles.
     """
 
     features: FeatureColumns
     seed: int
     tail: float
     training: Rows | None = None
-    config: Mapping[str, Any] = field(default_factory=dict)
 
     def learned_score(
         self, kind: str, fresh: Rows, cross_fit: CrossFit | None = None, **config: Any
     ) -> LearnedScore:
         """Return the score learned from all rows, with the settings of ``cross_fit``."""
-        found: dict[str, Any] = {}
-        if cross_fit is not None:
-            found = {"rounds": cross_fit.rounds or None, "weight": cross_fit.weight}
-            found["hidden"] = cross_fit.hidden
-        learner, typical = self._fit(kind, pooled(fresh, self.training), **found)
-        return LearnedScore(
-            self.features, kind, **{**self.config, **config}, learner=learner, typical=typical
-        )
+        rows = pooled(fresh, self.training)
+        if cross_fit is None:
+            learner, typical = self._fit(kind, rows)
+        else:
+            _, rounds, weight, hidden = cross_fit
+            learner, typical = self._fit(kind, rows, None, rounds or None, weight, hidden)
+        return LearnedScore(self.features, kind, **config, learner=learner, typical=typical)
 
     def _fit(
         self,
         kind: str,
         rows: Rows,
         held: Rows | None = None,
+        rounds: list[int] | None = None,
         weight: float = 0.5,
         hidden: bool = True,
-        **ways: Any,
     ) -> tuple[Any, Tensor]:
         """Return a learner fitted to rows, and the typical sizes of their columns.
 
-        Rows that are ``held`` out end the growth of trees; ``weight`` is that of the trees, where
-        both learn. Networks learn from hidden values beside the input of a table if ``hidden``.
+        Each quantile has as many trees as ``rounds`` says, or until rows that are ``held`` out get
+        no better; ``weight`` is that of the trees, where both learn. Networks learn from hidden
+        values in addition to the input of a table if ``hidden``.
         """
         typical = self.features.typical(rows.columns, rows.residuals.shape[1])
-        seen = self.features.logarithmic(self.features.tied(rows.columns, typical), typical)
-        first, given = self.features.without_hidden(seen), (rows.residuals, self.seed, rows.weights)
-        columns = seen if hidden else seen[:, :first]
+        columns = self.features.logarithmic(self.features.tied(rows.columns, typical), typical)
+        visible = self.features.without_hidden(columns)
+        targets = (rows.residuals, self.seed, rows.weights)
+        if kind != NETWORK:
+            validation = None
+            if held is not None:
+                validation = (self.features.logarithmic(held.columns, typical), held.residuals)
+            trees = boosting.learn(
+                columns, *targets, tail=self.tail, first=visible, held=validation, rounds=rounds
+            )
+            if kind == BOOSTING:
+                return trees, typical
+        networks = network.learn(columns if hidden else columns[:, :visible], *targets)
         if kind == NETWORK:
-            return network.learn(columns, *given), typical
-        if held is not None:
-            ways["held"] = (self.features.logarithmic(held.columns, typical), held.residuals)
-        trees = boosting.learn(seen, *given, tail=self.tail, first=first, **ways)
-        if kind == BOOSTING:
-            return trees, typical
-        return MeanQuantiles(network.learn(columns, *given), trees, weight), typical
+            return networks, typical
+        return MeanQuantiles(networks, trees, weight), typical
 
     def cross_fitted(self, kind: str, fresh: Rows, step: Callable[[], object]) -> CrossFit:
         """Return cross-fitted quantiles: those of each fold are learned from all other rows.
 
-        Networks learn with and without hidden values beside the input of a table: few rows are
-        misled by so many columns. Those with the smaller pinball loss are returned.
+        Networks learn with and without hidden values in addition to the input of a table: few
+        rows are misled by so many columns. Those with the smaller pinball loss are returned.
         """
-        columns = fresh.columns.shape[1]
-        is_either = kind == NETWORK and self.features.without_hidden(fresh.columns) < columns
-        shape = (*fresh.residuals.shape, len(LEVELS))
-        found = {
-            hidden: torch.empty(shape, dtype=torch.float64)
-            for hidden in ((True, False) if is_either else (True,))
-        }
+        has_hidden = self.features.without_hidden(fresh.columns) < fresh.columns.shape[1]
+        choices = (True, False) if kind == NETWORK and has_hidden else (True,)
+        empty = torch.empty(*fresh.residuals.shape, len(LEVELS), dtype=torch.float64)
+        fits = [CrossFit(empty.clone(), [], hidden=hidden) for hidden in choices]
         fold, rounds = torch.arange(len(fresh.columns)) % _FOLDS, []
-        for held in (fold == number for number in range(folds_of(len(fold)))):
-            rest = pooled(fresh.part(~held), self.training)
-            for hidden, quantiles in found.items():
-                learner, typical = self._fit(kind, rest, fresh.part(held), hidden=hidden)
-                quantiles[held] = learner(self.features.logarithmic(fresh.columns[held], typical))
+        for number in range(folds_of(len(fold))):
+            held = fold == number
+            others = pooled(fresh.part(~held), self.training)
+            for fit in fits:
+                learner, typical = self._fit(kind, others, fresh.part(held), hidden=fit.hidden)
+                columns = self.features.logarithmic(fresh.columns[held], typical)
+                fit.quantiles[held] = learner(columns)
             rounds.append(getattr(learner, "rounds", []))
             step()
-        best = min(found, key=lambda hidden: _pinball(found[hidden], fresh.residuals))
-        mean_rounds = [round(sum(each) / len(each)) for each in zip(*rounds, strict=True)]
-        return CrossFit(found[best], mean_rounds, hidden=best)
+        best = min(fits, key=lambda fit: _pinball(fit.quantiles, fresh.residuals))
+        mean_rounds = [round(sum(counts) / len(counts)) for counts in zip(*rounds, strict=True)]
+        return best._replace(rounds=mean_rounds)
 
 
 class CrossFit(NamedTuple):
     """Cross-fitted quantiles (n, m, levels), and the settings selected on the way.
 
     ``rounds`` is the number of trees of each quantile, ``weight`` that of trees in the mean;
-    ``hidden`` says whether networks learn from hidden values beside the input of a table.
+    ``hidden`` says whether networks learn from hidden values in addition to the input of a table.
     """
 
     quantiles: Tensor
@@ -211,14 +216,25 @@ def tail_of(alpha: Any, side: str) -> float:
     return float(exact / 2 if side in (BOTH, EACH) else exact)
 
 
-def division(alpha: Any, side: str, calibrate_rows: int | None, seed: int) -> LearningDivision:
-    """Return the division of rows: enough calibrate for about a hundred misses."""
-    wanted = math.ceil(_MISSES / shared_out(alpha, side, False, 1))
-    return LearningDivision(wanted, seed, MOST_ROWS, calibrate_rows)
+class LearningSelection(Selection):
+    """The base of selections that learn quantiles of the residual from rows set aside."""
+
+    side: str
+    alpha: Any
+    calibrate_rows: int | None
+
+    def division(self, fraction: float, seed: int) -> LearningDivision:
+        """Return the division of rows: enough calibrate for about a hundred misses."""
+        wanted = math.ceil(_MISSES / shared_out(self.alpha, self.side, False, 1))
+        return LearningDivision(wanted, seed, MOST_ROWS, self.calibrate_rows)
+
+    def prediction(self, output: Tensor) -> Tensor:
+        """Return the point prediction: the output itself."""
+        return output
 
 
 @dataclass(frozen=True)
-class LearnedSelection(Selection):
+class LearnedSelection(LearningSelection):
     """Learns the quantiles of the residual from calibration rows, which then do not calibrate."""
 
     on: Sequence[On] | None
@@ -240,25 +256,18 @@ class LearnedSelection(Selection):
         """Return the features to learn from; none until the model is known."""
         return Requires() if self.features is None else self.features.requires()
 
-    def division(self, fraction: float, seed: int) -> LearningDivision:
-        """Return which rows are learned from and which calibrate."""
-        return division(self.alpha, self.side, self.calibrate_rows, seed)
-
-    def prediction(self, output: Tensor) -> Tensor:
-        """Return the point prediction: the output itself."""
-        return output
-
     def select(self, aside: Aside) -> Selected:
         """Learn from the rows set aside."""
         assert self.features is not None
         fitter = QuantileFitter(self.features, self.seed, tail_of(self.alpha, self.side))
-        ways: dict[str, Any] = {"shape": self.shape, "joint": self.joint, "side": self.side}
+        config: dict[str, Any] = {"shape": self.shape, "joint": self.joint, "side": self.side}
         rows = Rows.of(self.features, aside.out, aside.y)
-        learned = fitter.learned_score(self.kind, rows, source=CALIBRATION_ROWS, **ways)
+        learned = fitter.learned_score(self.kind, rows, source=CALIBRATION_ROWS, **config)
         return Selected(learned, aside.calibration, {})
 
     def accepts(self, score: Any) -> bool:
         """Whether this selection could have learned the score."""
-        mine = (self.kind, self.shape, self.joint, self.side)
-        is_learned = isinstance(score, LearnedScore)
-        return is_learned and (score.kind, score.shape, score.joint, score.side) == mine
+        names = ("kind", "shape", "joint", "side")
+        return isinstance(score, LearnedScore) and all(
+            getattr(score, name) == getattr(self, name) for name in names
+        )

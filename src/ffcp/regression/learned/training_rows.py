@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ffcp.arguments import known_only
 from ffcp.batch import BatchOutput, Requires
 from ffcp.calibrated import Calibrated, Counts
 from ffcp.calibration_loop import Batch, BatchRunner, Result
 from ffcp.network import forward, inputs
 from ffcp.regression.common import Common
-from ffcp.regression.joint import AUTO
-from ffcp.regression.learned.feature_columns import FeatureColumns, On
+from ffcp.regression.joint import AUTO, BOTH, checked_joint, checked_side
+from ffcp.regression.learned.feature_columns import FeatureColumns, On, checked_on
 from ffcp.regression.learned.quantile_fitting import MOST_ROWS, Rows
 from ffcp.regression.regression_predictor import RegressionPredictor
 
@@ -39,6 +40,36 @@ class LearnsFromTraining(RegressionPredictor):
     calibrate_rows: int | None
     _hashes: Tensor | None = None  # sorted hashes of the training rows
 
+    def _checked_arguments(
+        self, on: On | Sequence[On] | None, calibrate_rows: int | None, common: Common
+    ) -> dict[str, Any]:
+        """Check the arguments that these predictors share; return those of their selections."""
+        known_only(type(self), common, Common)
+        output_scales = common.pop("output_scales", AUTO)
+        if not (isinstance(output_scales, str) and output_scales == AUTO):
+            raise ValueError(
+                "the scales of outputs that share a threshold are learned here: leave out "
+                "output_scales"
+            )
+        if "selection_fraction" in common:
+            raise ValueError(
+                "rows that do not calibrate are learned from: pass the number of calibration rows, "
+                "calibrate_rows=, in place of selection_fraction"
+            )
+        if calibrate_rows is not None and calibrate_rows < 1:
+            raise ValueError(f"calibrate_rows must be at least 1, got {calibrate_rows}")
+        self.on, self.calibrate_rows = checked_on(on), calibrate_rows
+        common["joint"] = checked_joint(common.get("joint", False))
+        common["side"] = checked_side(common.get("side", BOTH), common["joint"])
+        return {
+            "on": self.on,
+            "joint": common["joint"],
+            "side": common["side"],
+            "seed": common.get("seed") or 0,
+            "alpha": common.get("selection_alpha", 0.1),
+            "calibrate_rows": calibrate_rows,
+        }
+
     def config(self) -> dict[str, Any]:
         """Return the constructor arguments, but for the model."""
         shared = super().config()
@@ -47,22 +78,22 @@ class LearnsFromTraining(RegressionPredictor):
 
     def _training_rows(self, x: Any, y: Any, disjoint: bool) -> TrainingRows:
         """Run the model on training rows, up to a limit; hash all of them unless ``disjoint``."""
-        parts: list[Rows] = []
+        batches: list[Rows] = []
         hashes, features = [], None
         with torch.inference_mode(False):
             for batch in self._training_batches(x, y):
                 hashes.append(row_hashes(batch.x, batch.y)[: 0 if disjoint else None])
-                if sum(len(part.weights) for part in parts) >= MOST_ROWS:
+                if sum(len(rows.weights) for rows in batches) >= MOST_ROWS:
                     continue
                 if features is None:
                     features = FeatureColumns.of(self.model, batch.x, self.on)
                     forward.check_rows(self.model, batch.x, features.norms)
                 out = forward.run_batch(self.model, batch.x, features.requires(), batch.row)
-                parts.append(Rows.of(features, out, batch.y))
+                batches.append(Rows.of(features, out, batch.y))
         if features is None:
             raise ValueError("there are no rows to learn from")
         self._hashes = torch.cat(hashes).sort().values
-        rows = Rows(*(torch.cat(each) for each in zip(*parts, strict=True)))
+        rows = Rows(*map(torch.cat, zip(*batches, strict=True)))
         return TrainingRows(features, rows, self._hashes)
 
     def restore_fit(self) -> None:
@@ -87,11 +118,9 @@ class LearnsFromTraining(RegressionPredictor):
         yield from self.batches(inputs.take(x, order), y[order], call="fit")
 
     def _runner(self, update: bool) -> BatchRunner:
-        return (
-            BatchRunner(self.model)
-            if self._hashes is None
-            else _RepeatedRowCounter(self.model, self._hashes)
-        )
+        if self._hashes is None:
+            return BatchRunner(self.model)
+        return _RepeatedRowCounter(self.model, self._hashes)
 
 
 class _RepeatedRowCounter(BatchRunner):
@@ -142,24 +171,3 @@ def row_hashes(x: Any, y: Tensor) -> Tensor:
         bits = flat.view(torch.int64)
         total = total * factors[-1] + ((bits ^ (bits >> 32)) * factors[:-1]).sum(dim=1)
     return total
-
-
-def no_output_scales(common: Common) -> None:
-    """Raise TypeError for output scales, which are learned here."""
-    output_scales = common.pop("output_scales", AUTO)
-    if not (isinstance(output_scales, str) and output_scales == AUTO):
-        raise ValueError(
-            "the scales of outputs that share a threshold are learned here: leave out output_scales"
-        )
-
-
-def checked_rows(calibrate_rows: int | None, common: Common) -> int | None:
-    """Return ``calibrate_rows``; raise ValueError if it is below 1 or a fraction is given."""
-    if "selection_fraction" in common:
-        raise ValueError(
-            "rows that do not calibrate are learned from: pass the number of calibration rows, "
-            "calibrate_rows=, in place of selection_fraction"
-        )
-    if calibrate_rows is not None and calibrate_rows < 1:
-        raise ValueError(f"calibrate_rows must be at least 1, got {calibrate_rows}")
-    return calibrate_rows

@@ -74,30 +74,33 @@ class Trees:
     def from_dumps(cls, dumps: Sequence[Mapping[str, Any]], columns: int) -> Trees:
         """Read boosters of LightGBM, each as ``booster.dump_model()`` returns it."""
         sets: list[list[int]] = [[]]
-        trees: list[tuple[int, list[Split], list[tuple[Way, float]]]] = []
+        trees: list[tuple[list[Split], list[tuple[LeafPath, float]]]] = []
+        owners: list[int] = []
         for number, dump in enumerate(dumps):
             for tree in dump["tree_info"]:
-                own: list[Split] = []
-                trees.append((number, own, [*_leaves(tree["tree_structure"], [], own, sets)]))
-        shape = len(trees), max(1, *(len(tree[1]) for tree in trees))
-        leaves = shape[1] + 1
-        splits = np.zeros((*shape, len(Split._fields)))
-        path = np.zeros((shape[0], leaves, shape[1]), dtype=np.int8)
-        value = np.zeros((shape[0], leaves))
-        for i, (_, own, ends) in enumerate(trees):
-            splits[i, : len(own)] = np.array(own, dtype=float).reshape(-1, len(Split._fields))
-            for leaf, (way, value[i, leaf]) in enumerate(ends):
+                splits: list[Split] = []
+                leaves = [*_leaves(tree["tree_structure"], [], splits, sets)]
+                trees.append((splits, leaves))
+                owners.append(number)
+        most = max(1, *(len(splits) for splits, _ in trees))
+        table = np.zeros((len(trees), most, len(Split._fields)))
+        path = np.zeros((len(trees), most + 1, most), dtype=np.int8)
+        value = np.zeros((len(trees), most + 1))
+        for i, (splits, leaves) in enumerate(trees):
+            table[i, : len(splits)] = np.array(splits, dtype=float).reshape(-1, len(Split._fields))
+            for j, (way, leaf_value) in enumerate(leaves):
+                value[i, j] = leaf_value
                 for split, side in way:
-                    path[i, leaf, split] = side
+                    path[i, j, split] = side
         categories = np.zeros((len(sets), 1 + max((max(s, default=0) for s in sets), default=0)))
         for i, members in enumerate(sets):
             categories[i, members] = 1
         arrays: dict[str, Any] = {
-            name: splits[..., i].astype(np.int64 if name in _WHOLE else np.float64)
+            name: table[..., i].astype(np.int64 if name in _WHOLE else np.float64)
             for i, name in enumerate(Split._fields)
         }
         arrays["path"], arrays["value"] = path, value
-        arrays["booster"] = np.array([tree[0] for tree in trees])
+        arrays["booster"] = np.array(owners)
         arrays["categories"], arrays["columns"] = categories.astype(bool), np.array([columns])
         return cls({name: torch.from_numpy(array) for name, array in arrays.items()})
 
@@ -179,22 +182,22 @@ class Trees:
         return torch.where(category > 0, in_set, is_left)
 
 
-Way = list[tuple[int, int]]
+LeafPath = list[tuple[int, int]]  # the splits above a leaf, and the side of each, +1 or -1
 
 
 def _leaves(
-    node: Mapping[str, Any], way: Way, splits: list[Split], sets: list[list[int]]
-) -> Iterator[tuple[Way, float]]:
+    node: Mapping[str, Any], path: LeafPath, splits: list[Split], sets: list[list[int]]
+) -> Iterator[tuple[LeafPath, float]]:
     """Yield the path to each leaf below a node, and its value; append the node's splits."""
     if "split_feature" not in node:
-        yield way, node["leaf_value"]
+        yield path, node["leaf_value"]
         return
     threshold, category = node["threshold"], 0
     if node["decision_type"] == "==":
-        sets.append([int(one) for one in str(threshold).split("||")])
+        sets.append([int(member) for member in str(threshold).split("||")])
         threshold, category = 0.0, len(sets) - 1
     missing = _MISSING[node["missing_type"], bool(node["default_left"])]
     splits.append(Split(node["split_feature"], threshold, missing, category))
     number = len(splits) - 1
-    yield from _leaves(node["left_child"], [*way, (number, 1)], splits, sets)
-    yield from _leaves(node["right_child"], [*way, (number, -1)], splits, sets)
+    yield from _leaves(node["left_child"], [*path, (number, 1)], splits, sets)
+    yield from _leaves(node["right_child"], [*path, (number, -1)], splits, sets)
