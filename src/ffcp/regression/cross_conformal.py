@@ -166,22 +166,22 @@ class CrossConformal(nn.Module):
         """
         target = arrays.target_tensor(y)
         count = len(self.folds)
-        given = [inputs.Reader(model)(x) for model in self.models]
-        if inputs.row_count(given[0]) != count or len(target) != count:
+        tensors = [inputs.Reader(model)(x) for model in self.models]
+        if inputs.row_count(tensors[0]) != count or len(target) != count:
             raise ValueError(
-                f"'folds' has {count} rows, x has {inputs.row_count(given[0])} y {len(target)}: "
+                f"'folds' has {count} rows, x has {inputs.row_count(tensors[0])} y {len(target)}: "
                 "give all rows, in the order of folds"
             )
         arrays.target_like(target, torch.empty(count))
         arrays.check_finite(target, "y")
         scores = torch.empty(count, dtype=torch.float64)
         identities = [Identity.of(model) for model in self.models]
-        for fold, (model, own) in enumerate(zip(self.models, given, strict=True)):
+        for fold, model in enumerate(self.models):
             rows = torch.nonzero(self.folds.cpu() == fold)[:, 0]
-            some = inputs.take(own, rows)
+            held_out = inputs.take(tensors[fold], rows)
             # In float32: a network with float64 output may have computed in less.
-            forward.check_rows(model, some, (), dtype=torch.float32)
-            error = target[rows].double().reshape(-1) - _output(model, some, self.batch_size)
+            forward.check_rows(model, held_out, (), dtype=torch.float32)
+            error = target[rows].double().reshape(-1) - _output(model, held_out, self.batch_size)
             scores[rows] = self._score(error)
         self.scores = scores[self.folds.cpu() >= 0].to(self.folds.device)
         self._identities = identities
@@ -218,27 +218,26 @@ class CrossConformal(nn.Module):
         alpha = requested_alpha(alpha, confidence_level, unknown)
         self._must_be_ready()
         n = len(self.scores)
-        up = conformal_rank(n, alpha)
-        run = [_output(model, inputs.Reader(model)(x), self.batch_size) for model in self.models]
-        outputs = torch.stack(run, dim=1)
+        rank = conformal_rank(n, alpha)
+        outputs = [_output(m, inputs.Reader(m)(x), self.batch_size) for m in self.models]
         folds, scores = self._in_folds.cpu(), self.scores.cpu()
         parts = []
-        for some in outputs.split(max(1, _BLOCK // n)):
-            each = some[:, folds]
-            middle = each.median(dim=1).values
+        for block in torch.stack(outputs, dim=1).split(max(1, _BLOCK // n)):
+            predictions = block[:, folds]  # for each calibration row, by the network without it
+            middle = predictions.median(dim=1).values
             lower, upper = torch.full_like(middle, -torch.inf), torch.full_like(middle, torch.inf)
-            if self.side != UPPER and up <= n:
-                lower = (each - scores).kthvalue(n + 1 - up, dim=1).values
-            if self.side != LOWER and up <= n:
-                upper = (each + scores).kthvalue(up, dim=1).values
+            if self.side != UPPER and rank <= n:
+                lower = (predictions - scores).kthvalue(n + 1 - rank, dim=1).values
+            if self.side != LOWER and rank <= n:
+                upper = (predictions + scores).kthvalue(rank, dim=1).values
             parts.append((lower, upper, middle))
-        if up > n:
+        if rank > n:
             warn(
                 f"the interval is infinite: alpha={float(alpha):g} needs at least "
                 f"{rows_needed(alpha)} rows and there are {n}"
             )
-        whole = (torch.cat(ends) for ends in zip(*parts, strict=True))
-        lower, upper, middle = (arrays.like_target(part, self._layout) for part in whole)
+        columns = (torch.cat(blocks) for blocks in zip(*parts, strict=True))
+        lower, upper, middle = (arrays.like_target(column, self._layout) for column in columns)
         return Interval(lower, upper, middle)
 
     def forward(self, x: Any, alpha: Any = None, **options: Any) -> Interval:

@@ -86,9 +86,9 @@ class Distribution:
         """
         asked, are_many = exact_alphas(levels, "level")
         scores = torch.empty(len(asked), len(self), self._outputs, dtype=torch.float64)
-        for rows, output, own in self._parts():
-            for place, level in enumerate(asked):
-                scores[place, rows, output] = _score_at(own, level)
+        for rows, output, column in self._parts():
+            for number, level in enumerate(asked):
+                scores[number, rows, output] = _score_at(column, level)
         return self._targets_at(scores) if are_many else self._targets_at(scores)[0]
 
     def cdf(self, y: Any) -> Tensor:
@@ -118,12 +118,12 @@ class Distribution:
         for rows, output, scores in self._parts():
             n = len(scores)
             spread = (2 * torch.arange(1, n + 1) - n - 1) / n**2
-            for some in rows.split(max(1, _BLOCK // n)):
-                curve = {k: c[some][:, output : output + 1] for k, c in self._curve.items()}
-                atoms = self._family.at(curve, scores.expand(len(some), n).T[..., None])[..., 0].T
+            for block in rows.split(max(1, _BLOCK // n)):
+                curve = {k: c[block][:, output : output + 1] for k, c in self._curve.items()}
+                atoms = self._family.at(curve, scores.expand(len(block), n).T[..., None])[..., 0].T
                 atoms = self._cut(atoms)
-                miss = (atoms - target[:, some, output, None]).abs().mean(dim=-1)
-                result[:, some, output] = miss - atoms @ spread.double()
+                miss = (atoms - target[:, block, output, None]).abs().mean(dim=-1)
+                result[:, block, output] = miss - atoms @ spread.double()
         return self._shaped(result, y)
 
     def sample(self, n: int) -> Tensor:
@@ -134,8 +134,8 @@ class Distribution:
         drawn = Draws(self._entropy, _SAMPLE).uniform(self._numbers, n * self._outputs)
         drawn = drawn.view(len(self), n, self._outputs).movedim(1, 0)
         scores = torch.empty_like(drawn)
-        for rows, output, own in self._parts():
-            scores[:, rows, output] = own[(drawn[:, rows, output] * len(own)).long()]
+        for rows, output, column in self._parts():
+            scores[:, rows, output] = column[(drawn[:, rows, output] * len(column)).long()]
         return self._targets_at(scores)
 
     # -- computation --------------------------------------------------------------------------
@@ -162,9 +162,9 @@ class Distribution:
         signed = self._family.signed(self._curve, target)
         result = torch.empty(signed.shape, dtype=torch.float64)
         for rows, output, scores in self._parts():
-            own = signed[:, rows, output].contiguous()
-            first = torch.searchsorted(scores, own)
-            last = torch.searchsorted(scores, own, right=True)
+            values = signed[:, rows, output].contiguous()
+            first = torch.searchsorted(scores, values)
+            last = torch.searchsorted(scores, values, right=True)
             share = inside[rows, output] if isinstance(inside, Tensor) else inside
             below = first.double() + share * (last - first + 1)
             result[:, rows, output] = below / (len(scores) + 1)
@@ -183,8 +183,8 @@ class Distribution:
 
     def _shaped(self, values: Tensor, y: Any) -> Tensor:
         """Return values (k, n, m) in the shape of the prediction, or with one more dimension."""
-        whole = values.reshape(len(values), *self.prediction.shape)
-        return whole if self._are_several(arrays.target_tensor(y)) else whole[0]
+        shaped = values.reshape(len(values), *self.prediction.shape)
+        return shaped if self._are_several(arrays.target_tensor(y)) else shaped[0]
 
     def _are_several(self, target: Tensor) -> bool:
         """Whether there are several targets for each row, in a first dimension."""
@@ -197,9 +197,14 @@ class Distribution:
 
 def _score_at(scores: Tensor, level: Fraction) -> float:
     """Return the signed score of a level: below one half rounded down, and above it up."""
-    n, place = len(scores), (len(scores) + 1) * level
-    ends = [
-        -math.inf if rank < 1 else math.inf if rank > n else float(scores[rank - 1])
-        for rank in (math.floor(place), math.ceil(place))
-    ]
-    return sum(ends) / 2 if 2 * level == 1 else ends[0] if 2 * level < 1 else ends[1]
+
+    def score(rank: int) -> float:
+        if rank < 1:
+            return -math.inf
+        return math.inf if rank > len(scores) else float(scores[rank - 1])
+
+    rank = (len(scores) + 1) * level
+    below, above = score(math.floor(rank)), score(math.ceil(rank))
+    if 2 * level == 1:
+        return (below + above) / 2
+    return below if 2 * level < 1 else above

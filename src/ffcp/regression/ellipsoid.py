@@ -30,7 +30,7 @@ from ffcp.regression.scaled_score import ScaledScore
 from ffcp.regression.scales import as_scale
 
 MOST_OUTPUTS = 1024
-_LEAST = 1e-6  # of shrinking: outputs that are the same number leave no volume
+_LEAST = 1e-6  # least shrinkage: identical outputs would make the covariance singular
 
 
 class Ellipsoid(Interval):
@@ -79,8 +79,10 @@ class Ellipsoid(Interval):
     @property
     def levels(self) -> list[Ellipsoid]:
         """The ellipsoids of each of several levels."""
-        made = partial(Ellipsoid, prediction=self.prediction, correlation=self.correlation)
-        return [made(*ends) for ends in zip(self.lower, self.upper, strict=True)]
+        return [
+            Ellipsoid(lower, upper, self.prediction, correlation=self.correlation)
+            for lower, upper in zip(self.lower, self.upper, strict=True)
+        ]
 
     @property
     def _half(self) -> Tensor:
@@ -107,8 +109,8 @@ class Ellipsoid(Interval):
         A row with some NaN targets is tested in the projection on the others, and one without any
         target lies in none.
         """
-        given = arrays.target_tensor(y).to(self.lower.device)
-        target = columns(as_float64(arrays.target_like(given, self.prediction))).cpu()
+        target = arrays.target_tensor(y).to(self.lower.device)
+        target = columns(as_float64(arrays.target_like(target, self.prediction))).cpu()
         half, centre = self._half, columns(as_float64(self.prediction)).cpu()
         distance = (target - centre) / half
         # A bound on the rounding of the ends, for rows at the edge.
@@ -117,18 +119,18 @@ class Ellipsoid(Interval):
         inside = torch.zeros(distance.shape[:-1], dtype=torch.bool)
         known, which = (~target.isnan()).unique(dim=0, return_inverse=True)
         for number, outputs in enumerate(known):
-            rows, own = which == number, self.correlation[outputs][:, outputs]
-            if not len(own):
+            rows, correlation = which == number, self.correlation[outputs][:, outputs]
+            if not len(correlation):
                 continue
-            sizes = norms(distance[..., rows, :][..., outputs], own)
-            factor = (len(own) / float(torch.linalg.eigvalsh(own)[0])) ** 0.5
+            sizes = norms(distance[..., rows, :][..., outputs], correlation)
+            factor = (len(correlation) / float(torch.linalg.eigvalsh(correlation)[0])) ** 0.5
             inside[..., rows] = sizes <= 1 + factor * slack[..., rows]
         return inside.to(self.lower.device)
 
     def coverage(self, y: Any, *, missing: bool = False) -> Coverage | list[Coverage]:
         """Return the share of rows inside, as :func:`ffcp.metrics.coverage` does."""
-        found: Coverage | list[Coverage] = coverage(self, y, joint=True, missing=missing)
-        return found
+        shares: Coverage | list[Coverage] = coverage(self, y, joint=True, missing=missing)
+        return shares
 
     def plot(self, x: Any = None, y: Any = None, **options: Any) -> Any:
         """Draw ellipses of two outputs, see :func:`ffcp.plots.ellipses`; of others their boxes."""
@@ -203,7 +205,7 @@ class EllipsoidScore(ScaledScore):
 
     def config(self) -> dict[str, Any]:
         """Return the constructor arguments."""
-        return {name: one for name, one in super().config().items() if name != "covariance"}
+        return {name: value for name, value in super().config().items() if name != "covariance"}
 
     def selection(self) -> Selection | None:
         """Return the selection that learns the covariance, and selects the scale if not given."""
@@ -267,25 +269,21 @@ class EllipsoidScore(ScaledScore):
         """Return nothing: a norm has no sign."""
         return None
 
-    def signs(self, out: BatchOutput, y: Tensor) -> Tensor | None:
-        """Return nothing: a norm has no sign."""
-        return None
-
     def state(self) -> dict[str, Tensor]:
         """Return the covariance."""
         return {} if self.covariance is None else {"covariance": self.covariance}
 
     def with_state(self, state: Mapping[str, Tensor]) -> EllipsoidScore:
         """Return this score with the covariance of a file."""
-        found = state.get("covariance")
-        if found is None or set(state) != {"covariance"}:
+        if set(state) != {"covariance"}:
             return super().with_state(state)
-        is_matrix = found.dim() == 2 and found.dtype == torch.float64 and len(found) > 0
-        if not is_matrix or found.shape[0] != found.shape[1] or not torch.equal(found, found.T):
+        matrix = state["covariance"]
+        is_matrix = matrix.dim() == 2 and matrix.dtype == torch.float64 and len(matrix) > 0
+        if not is_matrix or matrix.shape[0] != matrix.shape[1] or not torch.equal(matrix, matrix.T):
             raise ValueError("its covariance is not a symmetric matrix")
-        if not bool(found.isfinite().all()) or int(torch.linalg.cholesky_ex(found).info):
+        if not bool(matrix.isfinite().all()) or int(torch.linalg.cholesky_ex(matrix).info):
             raise ValueError("its covariance is not positive definite")
-        return replace(self, covariance=found)
+        return replace(self, covariance=matrix)
 
 
 class Covariance(Selection):
@@ -310,8 +308,8 @@ class Covariance(Selection):
 
     def select(self, aside: Aside) -> Selected:
         """Select the scale with the shortest mean box, and learn the covariance with it."""
-        chosen = Selected(self.box, aside.calibration, {})
+        selected = Selected(self.box, aside.calibration, {})
         if isinstance(self.box, Selection):
-            chosen = self.box.select(aside)
-        plain = replace(self.score, scale=chosen.score.scale)
-        return chosen._replace(score=plain.fitted(plain.residuals(aside.out, aside.y)))
+            selected = self.box.select(aside)
+        plain = replace(self.score, scale=selected.score.scale)
+        return selected._replace(score=plain.fitted(plain.residuals(aside.out, aside.y)))

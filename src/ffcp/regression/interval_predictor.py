@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ffcp.arguments import known_only
+from ffcp.batch import BatchOutput
 from ffcp.calibration_loop import Batch
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.selection import Aside
@@ -108,6 +110,8 @@ class IntervalPredictor(RegressionPredictor):
     torch.Size([5])
     """
 
+    _base: ClassVar[type[Base]] = Point  # that of the named methods
+
     def __init__(
         self,
         model: nn.Module,
@@ -126,8 +130,8 @@ class IntervalPredictor(RegressionPredictor):
                 raise ValueError(
                     "support= clips boxes, not ellipsoids: leave it out, or use joint=True"
                 )
-            ways = common.pop("side", BOTH), common.pop("output_scales", AUTO)
-            score = family(base or Point(), scale, joint, *ways)
+            side, output_scales = common.pop("side", BOTH), common.pop("output_scales", AUTO)
+            score = family(base or Point(), scale, joint, side, output_scales)
         elif base or scale or common.keys() & _OF_SCALED:
             raise ValueError(f"score= stands in place of base, scale, {', '.join(_OF_SCALED)}")
         super().__init__(  # type: ignore[misc]
@@ -138,10 +142,10 @@ class IntervalPredictor(RegressionPredictor):
         """Return the constructor arguments, but for the model."""
         score, shared = self._given[0], super().config()
         if not isinstance(score, ScaledScore):
-            own = {name: value for name, value in shared.items() if name not in _OF_SCALED}
-            return {"score": score, **own}
-        own = {"base": score.base, "scale": score.scale, "output_scales": score.output_scales}
-        return {**own, **shared}
+            others = {name: value for name, value in shared.items() if name not in _OF_SCALED}
+            return {"score": score, **others}
+        parts = {"base": score.base, "scale": score.scale, "output_scales": score.output_scales}
+        return {**parts, **shared}
 
     @property
     def scale(self) -> Any:
@@ -190,20 +194,13 @@ class IntervalPredictor(RegressionPredictor):
 
     def _fit_covariance(self, x: Any, y: Any) -> None:
         """Learn the covariance of residuals from rows that will not calibrate."""
-        score, calibration = replace(self._given[0], covariance=None), self._given[1]
+        score = replace(self._given[0], covariance=None)
         if getattr(score.scale, "is_open", False):
             raise RuntimeError(
                 f"{score.scale.what} is not selected yet, and the covariance depends on it: name "
                 "it when the predictor is made, or leave the covariance to calibrate"
             )
-        with torch.inference_mode(False):
-            batches = self.batches(x, y)
-            parts = [score.residuals(self._output_of(one), one.y).cpu() for one in batches]
-        if not parts:
-            raise ValueError("x has no rows")
-        self._given = (score.fitted(torch.cat(parts)), calibration)
-        if not len(self.calibration):
-            self._state = replace(self._state, score=self._given[0])
+        self._set_score(score.fitted(self._measured(score.residuals, x, y)))
 
     def fit_output_scales(self: Self, x: Any, y: Any) -> Self:
         """Learn the scales of outputs on rows that will not calibrate, so that all others do.
@@ -218,33 +215,39 @@ class IntervalPredictor(RegressionPredictor):
         y : array-like
             Targets, a row each.
         """
-        given, calibration = self._given
-        if has_own_thresholds(self.joint) or not isinstance(given, ScaledScore):
+        score = self._given[0]
+        if has_own_thresholds(self.joint) or not isinstance(score, ScaledScore):
             raise ValueError("there are no scales of outputs to learn here: call calibrate(x, y)")
-        if given.output_scales != AUTO and not self._has_fitted_output_scales:
+        if score.output_scales != AUTO and not self._has_fitted_output_scales:
             raise ValueError("the scales were given when the predictor was made")
-        alone = replace(given, joint=False, output_scales=None)
+        alone = replace(score, joint=False, output_scales=None)
         if (selection := alone.selection()) is not None:
             raise RuntimeError(
                 f"{selection.what} is not selected yet, and scales depend on it: name it "
                 "when the predictor is made, or leave the scales to calibrate"
             )
-        with torch.inference_mode(False):
-            parts = [
-                alone.score(self._output_of(batch), batch.y).cpu() for batch in self.batches(x, y)
-            ]
-        if not parts:
-            raise ValueError("x has no rows")
-        learned = learned_output_scales(torch.cat(parts), self.selection_alpha)
-        self._given = (replace(given, output_scales=learned), calibration)
+        learned = learned_output_scales(self._measured(alone.score, x, y), self.selection_alpha)
+        self._set_score(replace(score, output_scales=learned))
         self._has_fitted_output_scales = True
-        if not len(self.calibration):
-            self._state = replace(self._state, score=self._given[0])
         return self
 
     _has_fitted_output_scales = False
 
-    def _output_of(self, batch: Batch) -> Any:
+    def _measured(self, measure: Callable[[BatchOutput, Tensor], Tensor], x: Any, y: Any) -> Tensor:
+        """Return what ``measure`` gives for outputs and targets, for all rows."""
+        with torch.inference_mode(False):
+            parts = [measure(self._output_of(batch), batch.y).cpu() for batch in self.batches(x, y)]
+        if not parts:
+            raise ValueError("x has no rows")
+        return torch.cat(parts)
+
+    def _set_score(self, score: Any) -> None:
+        """Set the score to calibrate; scores of an earlier calibration stay until then."""
+        self._given = (score, self._given[1])
+        if not len(self.calibration):
+            self._state = replace(self._state, score=score)
+
+    def _output_of(self, batch: Batch) -> BatchOutput:
         score, calibration = self._given
         requires = score.requires().joined(calibration.requires())
         out = forward.run_batch(self.model, batch.x, requires, batch.row)
@@ -267,8 +270,8 @@ class IntervalPredictor(RegressionPredictor):
             batches = list(self.batches(inputs.take(x, picked), y[picked]))
             out = forward.joined([self._output_of(batch) for batch in batches])
             target, left = torch.cat([batch.y for batch in batches]), planned or len(y)
-            ways = (self.selection_alpha, left, self.alpha_of_each, lambda: iter(()))
-            selected = selection.select(Aside(out, target, score, calibration, *ways))
+            settings = (self.selection_alpha, left, self.alpha_of_each, lambda: iter(()))
+            selected = selection.select(Aside(out, target, score, calibration, *settings))
         self._given = (score, selected.calibration)
         self._fitted = {**self._fitted, **selected.report}
         if not len(self.calibration):

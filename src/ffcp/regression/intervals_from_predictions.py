@@ -60,40 +60,40 @@ def intervals_from(
     """
     levels, are_many = requested_alphas(alpha, confidence_level, unknown)
     base: Base = Quantiles() if quantiles else Point()
-    known, ahead = _read(prediction, "prediction"), _read(new, "new")
-    if known.shape[1:] != ahead.shape[1:]:
+    old, new = _read(prediction, "prediction"), _read(new, "new")
+    if old.shape[1:] != new.shape[1:]:
         raise ValueError(
-            f"new predictions have shape {tuple(ahead.shape)}, the others {tuple(known.shape)}: "
+            f"new predictions have shape {tuple(new.shape)}, the others {tuple(old.shape)}: "
             "both must have the same outputs"
         )
-    given = arrays.target_tensor(y)
-    target = arrays.target_like(given, base.prediction(known))
+    y = arrays.target_tensor(y)
+    target = arrays.target_like(y, base.prediction(old))
     arrays.check_finite(target, "y")
-    scores = intervals.score(_ends(base, known), columns(target))
+    scores = intervals.score(_ends(base, old), columns(target))
     thresholds = torch.stack([conformal_quantile(scores, level) for level in levels])[:, None]
     if bool(thresholds.isinf().any()):
         warn(
             f"the interval is infinite: alpha={float(min(levels)):g} needs at least "
             f"{rows_needed(min(levels))} calibration rows and there are {len(scores)}"
         )
-    ends = intervals.interval(_ends(base, ahead), thresholds, ahead.dtype)
-    shape = (len(ahead), *given.shape[1:])
+    ends = intervals.interval(_ends(base, new), thresholds, new.dtype)
+    shape = (len(new), *y.shape[1:])
     lower, upper = (end.reshape(len(levels), *shape) for end in ends)
-    shown = base.prediction(ahead).reshape(shape).clone()  # the caller may write to it
+    centre = base.prediction(new).reshape(shape).clone()  # the caller may write to it
     if are_many:
-        return Interval(lower, upper, shown, tuple(map(float, levels)))
-    return Interval(lower[0], upper[0], shown, float(levels[0]))
+        return Interval(lower, upper, centre, tuple(map(float, levels)))
+    return Interval(lower[0], upper[0], centre, float(levels[0]))
 
 
-def _read(values: Any, what: str) -> Tensor:
+def _read(values: Any, name: str) -> Tensor:
     """Return predictions as a tensor of finite numbers, a row per row."""
-    read: Tensor = inputs.to_tensors(values, Stored())
-    if not len(read):
-        raise ValueError(f"{what} has no rows")
-    arrays.check_finite(read, what)
-    return read
+    predictions: Tensor = inputs.to_tensors(values, Stored())
+    if not len(predictions):
+        raise ValueError(f"{name} has no rows")
+    arrays.check_finite(predictions, name)
+    return predictions
 
 
 def _ends(base: Base, output: Tensor) -> Ends:
-    one = torch.ones((), dtype=torch.float64)
-    return base(BatchOutput(None, output, {}, {}, range(len(output))), one)
+    scale = torch.ones((), dtype=torch.float64)
+    return base(BatchOutput(None, output, {}, {}, range(len(output))), scale)

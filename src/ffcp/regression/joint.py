@@ -133,24 +133,22 @@ def reach_explained(side: str) -> str:
     """
     if side not in (LOWER, UPPER):
         return ""
-    there, back = ("below", "above") if side == LOWER else ("above", "below")
-    return f"; reach: how far the {side} limit lies {there} the prediction, negative if {back}"
+    outward, inward = ("below", "above") if side == LOWER else ("above", "below")
+    return f"; reach: how far the {side} limit lies {outward} the prediction, negative if {inward}"
 
 
 def kept_scores(ends: Ends, y: Tensor, side: str, joint: Joint) -> Tensor:
     """Return the scores to keep of targets (n, m), given the base interval and its scales."""
     if side == BOTH:
         return reduced(score(ends, y), joint)
-    below, above = sides(ends, y)
-    parts = {LOWER: [below], UPPER: [above], EACH: [below, above]}[side]
-    return reduced_sides(torch.cat(parts, dim=1), side, joint)
+    return reduced_sides(*sides(ends, y), side, joint)
 
 
-def reduced_sides(scores: Tensor, side: str, joint: Joint) -> Tensor:
-    """Return the scores to keep of those of all outputs, below before above."""
-    if side != EACH:
-        return reduced(scores, joint)
-    return torch.cat([reduced(part, joint) for part in scores.chunk(2, dim=1)], dim=1)
+def reduced_sides(below: Tensor, above: Tensor, side: str, joint: Joint) -> Tensor:
+    """Return the scores to keep of those of both sides (n, m): with "each", below before above."""
+    if side == EACH:
+        return torch.cat([reduced(below, joint), reduced(above, joint)], dim=1)
+    return reduced(below if side == LOWER else above, joint)
 
 
 def two_sided(scores: Tensor, side: str) -> Tensor:
@@ -256,7 +254,7 @@ def with_output_scales(ends: Ends, output_scales: OutputScales) -> Ends:
         raise ValueError(
             f"there are {len(output_scales)} scales, but the model has {outputs} outputs"
         )
-    by = torch.tensor(output_scales, dtype=ends.lo.dtype, device=ends.lo.device)
-    below = ends.scale_lo * by
-    above = below if ends.scale_hi is ends.scale_lo else ends.scale_hi * by
+    factors = torch.tensor(output_scales, dtype=ends.lo.dtype, device=ends.lo.device)
+    below = ends.scale_lo * factors
+    above = below if ends.scale_hi is ends.scale_lo else ends.scale_hi * factors
     return Ends(ends.lo, ends.hi, below, above)

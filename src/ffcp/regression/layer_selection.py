@@ -94,12 +94,12 @@ class ScaleSelection(Selection):
         target = score.target(aside.out, aside.y)
         trials, output_scales = {}, {}
         for name, scale in self.scales.items():
-            ends, by = ends_of(score.base, scale, aside.out), score.output_scales
-            if by == AUTO:
+            ends, factors = ends_of(score.base, scale, aside.out), score.output_scales
+            if factors == AUTO:
                 alone = two_sided(kept_scores(ends, target, side, False).cpu(), side)
-                by = learned_output_scales(alone, aside.alpha)
-            output_scales[name] = by
-            ends = ends if by is None else with_output_scales(ends, by)
+                factors = learned_output_scales(alone, aside.alpha)
+            output_scales[name] = factors
+            ends = ends if factors is None else with_output_scales(ends, factors)
             width, growths = growth(ends, side)
             scores = kept_scores(ends, target, side, score.joint)
             trials[name] = Trial(scores.cpu(), growths.cpu())
@@ -193,23 +193,22 @@ class Choice(ShownAsTable, Described):
         """Return all features, the best first."""
         first = f"feature {self.feature!r}, chosen on {self.rows} rows at alpha={self.alpha}"
         ranked = sorted(self.candidates, key=lambda name: self.candidates[name].mean_length)
-        found = [self.candidates[name] for name in ranked]
-        numbers = [(number(one.mean_length), f"{one.rank_correlation:+.2f}") for one in found]
-        rows = [
-            ("output: a constant scale" if name == OUTPUT else name, *cells)
-            for name, cells in zip(ranked, numbers, strict=True)
-        ]
-        chosen, names = (
-            ranked.index(self.feature),
-            ("feature", self.what_is_compared, "correlation"),
-        )
+        chosen = ranked.index(self.feature)
+        rows = []
+        for name in ranked:
+            candidate = self.candidates[name]
+            shown = "output: a constant scale" if name == OUTPUT else name
+            correlation = f"{candidate.rank_correlation:+.2f}"
+            rows.append((shown, number(candidate.mean_length), correlation))
+        mark = "> marks the chosen one."
+        if chosen > 0:
+            mark += " Differences within rounding do not count: the constant scale is then taken."
         below = [
-            "> marks the chosen one."
-            + (chosen > 0)
-            * " Differences within rounding do not count: plain CP is then selected.",
+            mark,
             "Correlation: of the ranks of scale and residual, +1 if the scale is largest where the "
             "model errs most.",
         ]
+        names = ("feature", self.what_is_compared, "correlation")
         return Ranking([first + reach_explained(self.side)], names, rows, chosen, below)
 
 
@@ -289,12 +288,12 @@ def rank_correlations(a: Tensor, others: Iterable[Tensor]) -> list[float]:
     """
     known = ~a.isnan()
     ranks = _centred_ranks(a[known])
-    return [_cosine(ranks, _centred_ranks(b[known])) for b in others]
-
-
-def _cosine(a: Tensor, b: Tensor) -> float:
-    scale = float(a.norm() * b.norm())
-    return round(float(a @ b) / scale, 12) if scale > 0 else 0.0
+    correlations = []
+    for other in others:
+        other_ranks = _centred_ranks(other[known])
+        scale = float(ranks.norm() * other_ranks.norm())
+        correlations.append(round(float(ranks @ other_ranks) / scale, 12) if scale > 0 else 0.0)
+    return correlations
 
 
 def _centred_ranks(values: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch  # noqa: F401 - for the examples
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from ffcp.network import jacobian
 from ffcp.network.jacobian import Method
 from ffcp.regression.common import Common
 from ffcp.regression.interval_predictor import IntervalPredictor
-from ffcp.regression.intervals import Base, Point, Quantiles
+from ffcp.regression.intervals import Quantiles
 from ffcp.regression.scales import AUTO, Constant, GradientNorm, gradient_norm
 
 if TYPE_CHECKING:
@@ -50,8 +50,6 @@ class CP(IntervalPredictor):
     >>> interval.lower.shape
     torch.Size([100, 1])
     """
-
-    _base: ClassVar[type[Base]] = Point
 
     def __init__(
         self,
@@ -105,7 +103,12 @@ class CQR(CP):
 
 
 class AtLayer(IntervalPredictor):
-    """Attributes of methods that use gradient norms."""
+    """Arguments and attributes of methods that use gradient norms."""
+
+    def config(self) -> dict[str, Any]:
+        """Return the constructor arguments, but for the model."""
+        config = super().config()
+        return {**_without(config, "base", "scale"), **config["scale"].config()}
 
     @property
     def norm(self) -> float:
@@ -174,8 +177,6 @@ class FFCP(AtLayer):
     tensor(True)
     """
 
-    _base: ClassVar[type[Base]] = Point
-
     def __init__(
         self,
         model: nn.Module,
@@ -189,11 +190,6 @@ class FFCP(AtLayer):
     ) -> None:
         scale = gradient_norm(model, feature, norm, floor, method)
         super().__init__(model, self._base(), scale, calibration, **common)
-
-    def config(self) -> dict[str, Any]:
-        """Return the constructor arguments, but for the model."""
-        config = super().config()
-        return {**_without(config, "base", "scale"), **config["scale"].config()}
 
 
 class FFCQR(FFCP):
@@ -231,13 +227,13 @@ class FFCQR(FFCP):
 
 
 class Localized(IntervalPredictor):
-    """Attributes of localized methods."""
+    """Arguments and attributes of localized methods."""
 
     def config(self) -> dict[str, Any]:
         """Return the constructor arguments, but for the model."""
         local: Any = self._given[1]
         own = {"localizer": local.localizer, "guarantee": local.guarantee}
-        return {**_without(super().config(), "calibration"), **own}
+        return {**_without(super().config(), "base", "scale", "calibration"), **own}
 
     @property
     def _local(self) -> Local:
@@ -338,8 +334,6 @@ class LCP(Localized):
     True
     """
 
-    _base: ClassVar[type[Base]] = Point
-
     def __init__(
         self,
         model: nn.Module,
@@ -350,10 +344,6 @@ class LCP(Localized):
     ) -> None:
         known_only(type(self), common, Common)  # no calibration
         super().__init__(model, self._base(), Constant(), Local(localizer, guarantee), **common)
-
-    def config(self) -> dict[str, Any]:
-        """Return the constructor arguments, but for the model."""
-        return _without(super().config(), "base", "scale")
 
 
 class LCQR(LCP):
@@ -420,8 +410,6 @@ class FFLCP(Localized, AtLayer):
     torch.Size([5])
     """
 
-    _base: ClassVar[type[Base]] = Point
-
     def __init__(
         self,
         model: nn.Module,
@@ -438,11 +426,6 @@ class FFLCP(Localized, AtLayer):
         local = Local(_on_feature(localizer, scale), guarantee)
         known_only(type(self), common, Common)  # no calibration
         super().__init__(model, self._base(), scale, local, **common)
-
-    def config(self) -> dict[str, Any]:
-        """Return the constructor arguments, but for the model."""
-        config = super().config()
-        return {**_without(config, "base", "scale"), **config["scale"].config()}
 
 
 class FFLCQR(FFLCP):

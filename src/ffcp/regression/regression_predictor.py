@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -16,7 +16,7 @@ from ffcp.conformal.calibration import Calibration, as_calibration
 from ffcp.conformal.columns import Columns, joined, prefixed, take
 from ffcp.conformal.compressed import is_summary
 from ffcp.conformal.density_ratio import ShiftChoice
-from ffcp.conformal.mondrian import pac_quantiles
+from ffcp.conformal.mondrian import must_know, pac_quantiles
 from ffcp.conformal.rank import exact_alpha, requested_alphas, rows_needed
 from ffcp.conformal.selection import Selection
 from ffcp.network import arrays, forward
@@ -202,36 +202,31 @@ class RegressionPredictor(Predictor):
         sure = None
         if pac is not None:
             sure = 1 - self.alpha_of_each(1 - exact_alpha(pac, "pac"), thresholds)
-        given, strictest = self.rows(x), alphas.index(min(alphas))
+        data, strictest = self.rows(x), alphas.index(min(alphas))
         parts: list[Interval] = []
         infinite: list[Columns] = []
-        for out, metadata, draws, _ in self.batch_outputs(given, groups, first_row, weights):
+        for out, metadata, draws, _ in self.batch_outputs(data, groups, first_row, weights):
             if sure is None:
                 q = calibration.quantiles(alphas, metadata, draws)
             else:
-                q = self.pac_quantiles(alphas, sure, metadata)
+                q = pac_quantiles(calibration, alphas, sure, metadata)
             if q.max().item() == math.inf:
                 is_infinite = q[strictest].isinf().any(dim=-1).expand(len(out.output))
                 infinite.append(take({"number": torch.tensor(out.rows), **metadata}, is_infinite))
             for part, rows in _blocks(out, len(alphas)):
-                own = q if q.shape[1] == 1 else q[:, rows]
-                parts.append(self.interval_at(part, own, are_many))
+                thresholds_of_part = q if q.shape[1] == 1 else q[:, rows]
+                parts.append(self.interval_at(part, thresholds_of_part, are_many))
         if infinite:
-            assert given.count is not None
-            self._warn_of_infinite(alphas[strictest], infinite, given.count, sure)
+            assert data.count is not None
+            self._warn_of_infinite(alphas[strictest], infinite, data.count, sure)
         levels = tuple(map(float, requested)) if are_many else float(requested[0])
         lower, upper, prediction = parts[0]
         if len(parts) > 1:
-            lower, upper = (torch.cat([part[i] for part in parts], int(are_many)) for i in (0, 1))
+            lower = torch.cat([part.lower for part in parts], int(are_many))
+            upper = torch.cat([part.upper for part in parts], int(are_many))
             prediction = torch.cat([part.prediction for part in parts])
-        made: Callable[..., Interval] = getattr(self._state.score, "interval", Interval)
-        return made(lower, upper, prediction, levels)
-
-    def pac_quantiles(
-        self, alphas: Sequence[Fraction], sure: Fraction, metadata: Columns
-    ) -> Tensor:
-        """Return thresholds with PAC coverage."""
-        return pac_quantiles(self.calibration, alphas, sure, metadata)
+        make: Callable[..., Interval] = getattr(self._state.score, "interval", Interval)
+        return make(lower, upper, prediction, levels)
 
     @steady
     def predict_distribution(
@@ -264,17 +259,17 @@ class RegressionPredictor(Predictor):
         parts = getattr(calibration, "parts", {None: calibration})
         tables = [self._signed_scores(part) for part in parts.values()]
         number = {label: place for place, label in enumerate(parts)}
-        given = self.rows(x)
-        buffer = RowBuffer(given.count)
+        data = self.rows(x)
+        buffer = RowBuffer(data.count)
         curve: dict[str, Tensor] | None = None
-        for out, metadata, *_ in self.batch_outputs(given, groups):
+        for out, metadata, *_ in self.batch_outputs(data, groups):
             prediction = arrays.like_target(score.prediction(out.output), self._state.layout)
             curve = score.curve(out) if isinstance(score, TwoSidedScore) else None
             if curve is None:
                 raise ValueError(self._no_distribution(getattr(score, "why_unsigned", _NO_SIDE)))
             self._must_be_signed(tables[0], prediction[0].numel())
             labels = metadata.get("group", [None] * len(prediction))
-            _must_know(labels, number)
+            must_know(labels, number)
             first = self.first_number(out, first_row)
             rows = {
                 "group": torch.tensor([number[label] for label in labels]),
@@ -342,32 +337,24 @@ class RegressionPredictor(Predictor):
     def _warn_of_infinite(
         self, alpha: Any, infinite: Sequence[Columns], rows: int, pac: Any = None
     ) -> None:
-        lost = joined(infinite)
-        is_all = not self.calibration.traits.rows
-        what = "the interval is" if is_all else f"{len(lost['number'])} of {rows} intervals are"
+        metadata = joined(infinite)
+        intervals = "the interval is"
+        if self.calibration.traits.rows:
+            intervals = f"{len(metadata['number'])} of {rows} intervals are"
         if pac is None:
-            why = self.explain_infinite(alpha, lost)
+            why = self.explain_infinite(alpha, metadata)
         else:
-            each = " in each group" if self.calibration.traits.groups else ""
+            in_groups = " in each group" if self.calibration.traits.groups else ""
             why = (
                 f": alpha={float(alpha):g} with pac={float(pac):g} needs at least "
-                f"{rows_needed(alpha, pac)} calibration rows{each}"
+                f"{rows_needed(alpha, pac)} calibration rows{in_groups}"
             )
         if self.missing and needs_whole_rows(self.joint):
             why += (
                 f". With joint={self.joint!r} only rows without a missing target calibrate: "
                 "joint='known' covers known outputs, and takes all rows"
             )
-        warn(f"{what} infinite{why}")
-
-
-def _must_know(labels: Sequence[Any], known: Mapping[Any, int]) -> None:
-    unseen = [label for label in dict.fromkeys(labels) if label not in known]
-    if unseen:
-        raise ValueError(
-            f"no calibration row belongs to group {', '.join(map(repr, unseen[:8]))}: "
-            "calibrate with rows of that group, or merge it into another"
-        )
+        warn(f"{intervals} infinite{why}")
 
 
 def _blocks(out: BatchOutput, levels: int = 1) -> Iterator[tuple[BatchOutput, slice]]:

@@ -20,7 +20,6 @@ from ffcp.regression.joint import (
     BOTH,
     EACH,
     LOWER,
-    UPPER,
     Joint,
     OutputScales,
     checked_joint,
@@ -94,9 +93,7 @@ class TwoSidedScore(IntervalScore):
         target = self.target(out, y)
         if self.side == BOTH:
             return reduced(self.outside(out, target), self.joint)
-        below, above = self.sides(out, target)
-        parts = {LOWER: [below], UPPER: [above], EACH: [below, above]}[self.side]
-        return reduced_sides(torch.cat(parts, dim=1), self.side, self.joint)
+        return reduced_sides(*self.sides(out, target), self.side, self.joint)
 
     def region(self, out: BatchOutput, q: Tensor) -> tuple[Tensor, Tensor]:
         """Return the ends (levels, n, m) at thresholds (levels, n or 1, columns of the scores)."""
@@ -105,7 +102,9 @@ class TwoSidedScore(IntervalScore):
         if self.side == EACH:
             return self.region_of_sides(out, *q.chunk(2, dim=-1))
         infinite = torch.full_like(q, math.inf)
-        return self.region_of_sides(out, *((q, infinite) if self.side == LOWER else (infinite, q)))
+        if self.side == LOWER:
+            return self.region_of_sides(out, q, infinite)
+        return self.region_of_sides(out, infinite, q)
 
     def outside(self, out: BatchOutput, y: Tensor) -> Tensor:
         """Return the two-sided scores of targets (n, m), before outputs are joined."""
@@ -214,14 +213,6 @@ class ScaledScore(TwoSidedScore):
         return interval_ends(self.ends(out), below, above, out.output.dtype)
 
     why_unsigned = "its base has two ends, each with a score of its own: give a point prediction"
-
-    def signs(self, out: BatchOutput, y: Tensor) -> Tensor | None:
-        """Return which targets lie below the centre, where one centre serves both ends."""
-        target = self.target(out, y)
-        if self.side != BOTH or not (has_own_thresholds(self.joint) or target.shape[1] == 1):
-            return None
-        ends = self.ends(out)
-        return target < ends.lo if ends.is_symmetric else None
 
     def curve(self, out: BatchOutput) -> dict[str, Tensor] | None:
         """Return centre and scale, where both ends share them."""

@@ -190,13 +190,14 @@ class CandidateScales(Described):
         object.__setattr__(self, "scales", tuple(as_scale(scale) for scale in self.scales))
         if any(getattr(scale, "is_open", False) for scale in self.scales):
             raise ValueError("a list of scales cannot hold one that is open, to be selected itself")
-        described = [describe(scale) for scale in self.scales]
-        twice = [one for number, one in enumerate(described) if one in described[:number]]
-        if twice:
-            raise ValueError(
-                f"two scales are both {twice[0]}, so that a file could not tell them apart: give "
-                "each a name, ffcp.scales.FunctionScale(function, name=...)"
-            )
+        described: list[Any] = []
+        for scale in map(describe, self.scales):
+            if scale in described:
+                raise ValueError(
+                    f"two scales are both {scale}, so that a file could not tell them apart: give "
+                    "each a name, ffcp.scales.FunctionScale(function, name=...)"
+                )
+            described.append(scale)
 
     def requires(self) -> Requires:
         """Return what any of them requires."""
@@ -234,7 +235,7 @@ def gradient_norm(
     elif isinstance(feature, int):
         raise TypeError(f"'feature' is the name of a layer: give {str(feature)!r}, not {feature}")
     else:
-        names = [resolve(model, one) for one in feature]
+        names = [resolve(model, layer) for layer in feature]
     return GradientNorm(names, norm, floor, method)
 
 
@@ -272,7 +273,7 @@ def checked_scale(scale: Tensor, out: BatchOutput) -> Tensor:
     if is_traced():
         return scale
     low, high = (end.item() for end in scale.aminmax())
-    if not (low > 0 and high < math.inf):  # neither is so of NaN
+    if not (low > 0 and high < math.inf):  # both are False for NaN
         bad = ~((scale > 0) & scale.isfinite()).expand_as(output).reshape(rows, -1).all(dim=1)
         raise ValueError(
             f"the scale of row {out.rows[int(bad.nonzero()[0, 0])]} is not a positive number: add "
