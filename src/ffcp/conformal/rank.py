@@ -164,7 +164,11 @@ def conformal_quantile(scores: Tensor, alpha: Any) -> Tensor:
     k = conformal_rank(len(scores), alpha)
     if k > len(scores):
         return scores.new_full(scores.shape[1:], math.inf)
-    return scores.kthvalue(k, dim=0).values
+    if scores.device.type != "cpu" or scores.dtype not in (torch.float32, torch.float64):
+        return scores.kthvalue(k, dim=0).values
+    # By numpy, whose partition takes a tenth of the time.
+    ordered = np.partition(scores.detach().numpy(), k - 1, axis=0)
+    return torch.from_numpy(ordered[k - 1 : k].copy())[0]
 
 
 def exact_share(total: Tensor, share: Fraction) -> Tensor:
