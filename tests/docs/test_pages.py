@@ -24,12 +24,14 @@ from tests.docs.pages import DOCS, PAGES, ROOT, anchors, blocks, links, named, p
 DIRECTIVES = {"{toctree}", "{eval-rst}", "{literalinclude}", "{include}"}
 # They import, fit or start more than others.
 LONG = {
-    *("coming_from_mapie.md", "deploy.md", "scale.md", "scale_ray.md", "tables.md", "sklearn.md"),
+    *("coming_from_mapie.md", "deploy.md", "scale.md", "tables.md", "sklearn.md"),
     *("forecasts.md", "huggingface.md", "lightning.md", "mlflow.md", "service.md"),
 }
 TORCHRUN = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+MARKS = {name: [pytest.mark.heavy] for name in LONG}
+MARKS["scale_ray.md"] = [pytest.mark.slow]  # it starts clusters, for a minute
 WITH_CODE = [
-    pytest.param(page, marks=[pytest.mark.heavy] if page.name in LONG else [], id=named(page))
+    pytest.param(page, marks=MARKS.get(page.name, []), id=named(page))
     for page in PAGES
     if blocks(page.read_text(), "python")
 ]
