@@ -156,8 +156,7 @@ def notes_of(name: str, settings: Settings) -> list[str]:
         notes.append(
             f"{ours('Learned')} and {ours('Auto')} are methods of this library, not of the paper, "
             "and no claim is judged by them. Both learn from the training rows; Auto selects the "
-            "method with the shortest bands on calibration rows set aside for it. Where it selects "
-            "localized thresholds another law applies, which is not checked."
+            "method with the shortest bands on calibration rows set aside for it."
             + (" They start from the network of the mean." if name == "ffcqr_bands" else "")
         )
     division = f"{settings.splits} splits" if name == LABELS else f"{settings.seeds} seeds"
