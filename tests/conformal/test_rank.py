@@ -68,6 +68,14 @@ def test_quantile_takes_more_values_than_torch_quantile_does() -> None:
     assert conformal_quantile(scores, 0.5).item() == pytest.approx(2**23, rel=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_gradient_reaches_the_score_at_the_quantile(dtype: torch.dtype) -> None:
+    scores = torch.tensor([3.0, 1.0, 2.0, 4.0], dtype=dtype, requires_grad=True)
+    conformal_quantile(scores, 0.4).backward()  # the third smallest of four
+    assert scores.grad is not None
+    assert scores.grad.tolist() == [1.0, 0.0, 0.0, 0.0]
+
+
 def test_a_float_is_the_decimal_number_it_prints_as_to_twelve_digits() -> None:
     assert exact_alpha(1 - 0.9) == exact_alpha(0.1) == Fraction(1, 10)
     assert exact_alpha(0.1 + 0.2) == Fraction(3, 10)

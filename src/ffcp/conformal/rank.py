@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import numbers
 import warnings
@@ -28,10 +29,16 @@ def exact_alpha(alpha: Any, what: str = "alpha") -> Fraction:
     >>> exact_alpha(0.7), exact_alpha(1 - 0.9)
     (Fraction(7, 10), Fraction(1, 10))
     """
+    if type(alpha) is float:
+        return _exact_float(alpha, what)
     if isinstance(alpha, Fraction) and 0 < alpha.numerator < alpha.denominator:
         return alpha
     if isinstance(alpha, Tensor) and alpha.dim() == 0:
         alpha = alpha.detach().cpu().numpy()[()]  # keeps float32 apart from float64
+    return _exact(alpha, what)
+
+
+def _exact(alpha: Any, what: str) -> Fraction:
     if isinstance(alpha, bool) or not isinstance(alpha, (numbers.Real, Decimal)):
         raise TypeError(f"{what!r} must be a number between 0 and 1, got {alpha!r}")
     if math.isfinite(alpha):
@@ -49,6 +56,9 @@ def exact_alpha(alpha: Any, what: str = "alpha") -> Fraction:
         "rank_error": "it is the share of calibration scores by which a threshold may be too large",
     }
     raise ValueError(f"{what!r} must lie strictly between 0 and 1, got {alpha}: {says[what]}")
+
+
+_exact_float = functools.lru_cache(maxsize=256)(_exact)  # servers repeat a few levels
 
 
 def exact_alphas(alpha: Any, what: str = "alpha") -> tuple[list[Fraction], bool]:
@@ -164,10 +174,11 @@ def conformal_quantile(scores: Tensor, alpha: Any) -> Tensor:
     k = conformal_rank(len(scores), alpha)
     if k > len(scores):
         return scores.new_full(scores.shape[1:], math.inf)
-    if scores.device.type != "cpu" or scores.dtype not in (torch.float32, torch.float64):
+    is_plain = scores.device.type == "cpu" and scores.dtype in (torch.float32, torch.float64)
+    if scores.requires_grad or not is_plain:
         return scores.kthvalue(k, dim=0).values
     # By numpy, whose partition takes a tenth of the time.
-    ordered = np.partition(scores.detach().numpy(), k - 1, axis=0)
+    ordered = np.partition(scores.numpy(), k - 1, axis=0)
     return torch.from_numpy(ordered[k - 1 : k].copy())[0]
 
 
