@@ -27,7 +27,7 @@ def test_it_is_the_full_run_in_one_piece() -> None:
     assert tuple(SETTINGS["figures"]) == tuple(paper_figures.FIGURES)
     first, *later = [*(call["command"] for call in SETTINGS["earlier"]), SETTINGS["command"]]
     assert first == "ffcp-paper reproduce"
-    # Only run times may be measured again, on a machine that does nothing else.
+    # Only run times may be measured again: other work distorts them.
     assert all(set(call.split()[2:]) == {"ffcp_runtime", "ffcqr_runtime"} for call in later)
 
 
