@@ -25,10 +25,8 @@ def test_it_is_the_full_run_in_one_piece() -> None:
     assert (SETTINGS["seeds"], SETTINGS["quick"]) == (5, False)
     assert tuple(SETTINGS["tables"]) == paper_tables.NAMES
     assert tuple(SETTINGS["figures"]) == tuple(paper_figures.FIGURES)
-    first, *later = [*(call["command"] for call in SETTINGS["earlier"]), SETTINGS["command"]]
-    assert first == "ffcp-paper reproduce"
-    # Only run times may be measured again: other work distorts them.
-    assert all(set(call.split()[2:]) == {"ffcp_runtime", "ffcqr_runtime"} for call in later)
+    assert SETTINGS["command"] == "ffcp-paper reproduce"
+    assert not SETTINGS.get("earlier")
 
 
 @pytest.mark.parametrize("name", paper_tables.NAMES)

@@ -119,9 +119,11 @@ def notes_of(name: str, settings: Settings) -> list[str]:
             f"{TIMED_SPLIT}. The slow method searches its number of steps, as published. The "
             "paper's seconds were measured on another machine; ratios can be compared.",
             "Times faster: the median of the rounds' ratios, averaged over seeds, with a "
-            f"{1 - ERROR:.0%} confidence interval that assumes nothing about the noise of the "
-            f"machine. Rounds are repeated until it is narrow, at most {settings.rounds} times; "
-            f"that is checked {LOOKS} times, and the confidence is that of all checks together.",
+            f"{1 - ERROR:.0%} confidence interval for these networks and independent rounds, "
+            "whatever the distribution of the noise. In a round the fast methods count with the "
+            "shortest of five calls. Rounds are repeated until the interval is narrow, at most "
+            f"{settings.rounds} times; that is checked {LOOKS} times, and the confidence is that "
+            "of all checks together.",
             "The claim holds in a row if the whole interval is at least "
             f"{smallest_speedup(name):g}, the smallest ratio that the paper prints; a row whose "
             "interval contains that number is not decided.",
