@@ -252,7 +252,8 @@ class _Steps(Selection):
         ball.check_head(out)
         y, v = ball.target(out, aside.y), out.values[ball.feature]
         scores = ball.scores_after(out.output, v, y, STEP_COUNTS)
-        thresholds = torch.stack([plain_quantile(one, aside.alpha) for one in scores])
+        alpha = aside.alpha_of_each(aside.alpha, scores.shape[-1])
+        thresholds = torch.stack([plain_quantile(one, alpha) for one in scores])
         thresholds = thresholds.nan_to_num(0.0)  # where no score is known
         coverage = {
             count: self._coverage(out.output, v, y, threshold)
@@ -310,10 +311,11 @@ class QuantileBallScore(FeatureBallScore):
         below, above = self._distance(twice, y.repeat(2, 1), columns, steps).chunk(2, dim=1)
         y = y[:, 0].to(ends)
         from_lower, from_upper = self._radii_inside(v, order, ends, y)
-        return torch.maximum(
+        scores = torch.maximum(
             torch.where(ends[:, 0] > y, below, -from_lower),
             torch.where(y > ends[:, 1], above, -from_upper),
-        )[..., None]
+        )
+        return scores.masked_fill(y.isnan(), math.nan)[..., None]  # unlike 0, not a score
 
     def ball_ends(self, output: Tensor, v: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
         """Return the ends of the intervals, (n, 1) each; a negative radius moves them inward."""
