@@ -99,7 +99,7 @@ def state_of_format(predictor: Any, name: str | None) -> dict[str, Tensor]:
 
 def summary(values: Tensor, rank_error: float) -> Compressed:
     """Return a summary of these scores."""
-    return filled(Compressed(rank_error), values).settled()
+    return filled(Compressed(rank_error), values).shrunk()
 
 
 def scores_by_group(predictor: Any) -> dict[Any, Tensor]:

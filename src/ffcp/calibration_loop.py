@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, ClassVar, NamedTuple
 
@@ -14,12 +14,13 @@ from ffcp.batch import BatchOutput, Requires
 from ffcp.calibrated import Counts
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import Columns
-from ffcp.conformal.compressed import joined, settled, summary_of
+from ffcp.conformal.compressed import joined, shrunk, summary_of
 from ffcp.conformal.mondrian import by_groups, rows_of_groups
 from ffcp.conformal.rank import rows_needed
 from ffcp.conformal.score import Score
 from ffcp.conformal.selection import Aside, Division, LearningDivision, Selection
 from ffcp.network import forward
+from ffcp.network.inputs import RowBuffer
 
 NO_WEIGHTS = (
     "weights=... are for ffcp.calibrations.Weighted('given'): make the predictor with that "
@@ -68,14 +69,14 @@ class Settings(NamedTuple):
 
 
 class Result(NamedTuple):
-    """The result of a calibration; ``scores`` are in the order of rows, if they were kept."""
+    """The result of a calibration, and the numbers of rows whose score is infinite."""
 
     score: Score
     calibration: Any
     report: dict[str, Any]
     set_aside: int
     warnings: list[str]
-    scores: Tensor | None
+    infinite: list[int]
 
 
 def calibrate(
@@ -103,7 +104,7 @@ def calibrate(
     selections = selections_of(score, calibration)
     requires = score.requires().joined(calibration.requires())
     forward.check_rows(run.model, first.x, requires.norms, run.sample)
-    result, kept = Result(score, calibration, {}, 0, [], None), []
+    result, kept = Result(score, calibration, {}, 0, [], []), []
     if selections:
         divisions = [one.division(settings.fraction, settings.seed) for one in selections]
         division = max(divisions, key=lambda division: division.most)
@@ -112,8 +113,8 @@ def calibrate(
         score, calibration = result.score, result.calibration
         requires = score.requires().joined(calibration.requires())
     outputs = chain(kept, ((run(batch, requires), batch.y) for batch in stream))
-    filled, scores = _filled(score, calibration, outputs, rank_error)
-    return result._replace(calibration=filled, scores=scores)
+    filled, infinite = _filled(score, calibration, outputs, rank_error)
+    return result._replace(calibration=filled, infinite=infinite)
 
 
 def selections_of(score: Any, calibration: Calibration) -> list[Selection]:
@@ -164,26 +165,26 @@ def _filled(
     calibration: Calibration,
     outputs: Iterable[tuple[BatchOutput, Tensor]],
     rank_error: Any,
-) -> tuple[Any, Tensor | None]:
-    """Return the calibration with the scores of these rows added, and their scores."""
+) -> tuple[Any, list[int]]:
+    """Return the calibration with these rows added, and those whose score is infinite."""
     empty = calibration if rank_error is None else summary_of(calibration, rank_error)
     has_signs = calibration.traits.signs and hasattr(score, "signs")
-    table, filled, scores = Table(), None, None
+    buffer, filled, infinite = RowBuffer(), None, list[int]()
     for out, y in outputs:
         columns = {"scores": score.score(out, y).cpu(), **calibration.metadata(out, y)}
+        places = columns["scores"].isinf().any(dim=1).nonzero()[:, 0]
+        infinite += [out.rows[place] for place in places.tolist()]
         if has_signs and (signs := score.signs(out, y)) is not None:
             columns["signs"] = signs.cpu()
-        table.add(columns)
-        if rank_error is not None and len(table) >= _AT_ONCE:
-            filled, table = _with_rows(filled, empty, table.columns), Table()
-    if len(table):
-        columns = table.columns
-        scores = columns["scores"]
-        filled = _with_rows(filled, empty, columns)
+        buffer.add(columns)
+        if rank_error is not None and buffer.filled >= _AT_ONCE:
+            filled, buffer = _with_rows(filled, empty, buffer.columns), RowBuffer()
+    if buffer.filled:
+        filled = _with_rows(filled, empty, buffer.columns)
     if not filled:
         raise ValueError(EMPTY)
     filled = joined(calibration, filled) if len(calibration) else filled
-    return (filled if rank_error is None else settled(filled)), scores
+    return filled if rank_error is None else shrunk(filled), infinite
 
 
 def _with_rows(filled: Any, empty: Any, columns: Columns) -> Any:
@@ -271,7 +272,7 @@ def _select(
         if selected.warning:
             warnings.append(selected.warning)
     others = [part.part(~own) for part, own in zip(kept, masks, strict=True) if not bool(own.all())]
-    return Result(aside.score, aside.calibration, report, set_aside, warnings, None), others
+    return Result(aside.score, aside.calibration, report, set_aside, warnings, []), others
 
 
 def _spared(mask: Tensor, labels: Sequence[Any], known: Tensor, needed: int) -> Tensor:
@@ -298,49 +299,3 @@ def _spared(mask: Tensor, labels: Sequence[Any], known: Tensor, needed: int) -> 
         returned = torch.cat([missing[None] * 0, known[aside].cumsum(dim=0)])
         mask[aside[: int((returned < missing).any(dim=1).sum())]] = False
     return mask
-
-
-@dataclass(eq=False)
-class Table:
-    """Columns that grow batch by batch.
-
-    Tensors double when they are full: a list of small ones would lie between the large
-    intermediates of the batches, and fragment the heap.
-
-    >>> table = Table()
-    >>> table.add({"score": torch.zeros(2, 1), "group": ["a", "b"]})
-    >>> table.add({"score": torch.ones(1, 1), "group": ["a"]})
-    >>> len(table), table.columns["score"][:, 0], table.columns["group"]
-    (3, tensor([0., 0., 1.]), ['a', 'b', 'a'])
-    """
-
-    _tensors: dict[str, Tensor] = field(default_factory=dict)
-    _lists: dict[str, list[Any]] = field(default_factory=dict)
-    _rows: int = 0
-
-    def __len__(self) -> int:
-        return self._rows
-
-    def add(self, columns: Columns) -> None:
-        """Append rows to every column."""
-        end = self._rows + max(map(len, columns.values()))
-        for name, column in columns.items():
-            if not isinstance(column, Tensor):
-                self._lists.setdefault(name, []).extend(column)
-                continue
-            old = self._tensors.get(name, column[:0])
-            if end > len(old):
-                size = max(end, 2 * len(old))
-                self._tensors[name] = column.new_empty((size, *column.shape[1:]))
-                self._tensors[name][: self._rows] = old[: self._rows]
-            self._tensors[name][self._rows : end] = column.detach()
-        self._rows = end
-
-    @property
-    def columns(self) -> dict[str, Any]:
-        """All columns so far, without unused capacity."""
-        filled = {
-            name: tensor if len(tensor) == self._rows else tensor[: self._rows].clone()
-            for name, tensor in self._tensors.items()
-        }
-        return {**filled, **self._lists}

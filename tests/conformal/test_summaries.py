@@ -16,7 +16,7 @@ from ffcp.conformal.summaries import (
     exactly,
     gathered,
     room,
-    settled,
+    shrunk,
     thinned,
 )
 
@@ -84,7 +84,7 @@ def test_a_stream_stays_within_the_error_and_in_few_numbers(kind: str) -> None:
     rounded = Rounded(pieces)
     assert rounded.error <= 2 * heights / room(wanted) * n <= float(wanted) * n
     must_bound(rounded, scores)
-    few = settled(pieces, wanted)
+    few = shrunk(pieces, wanted)
     assert len(few) == 1
     assert few[0].error <= wanted * n
     assert len(few[0].values) < 2 / wanted

@@ -305,3 +305,19 @@ def test_intervals_refuse_calibrations_that_look_at_classes(calibration: Any) ->
     for one in (calibration, ffcp.calibrations.Mondrian(calibration)):
         with pytest.raises(ValueError, match="labels"):
             ffcp.CP(small_mlp(), calibration=one)
+
+
+def test_parts_get_a_number_per_row_as_its_weight() -> None:
+    seen = []
+
+    def scale(out: ffcp.BatchOutput) -> Tensor:
+        seen.append(out.weights.shape)
+        return torch.ones(len(out.output))
+
+    model, x, y = small_mlp(), torch.randn(60, 4), torch.randn(60)
+    for weights in (torch.ones(60), torch.ones(60, 1)):
+        predictor = ffcp.IntervalPredictor(
+            model, scale=scale, calibration=ffcp.calibrations.Weighted("given")
+        )
+        predictor.calibrate(x, y, weights=weights)
+    assert set(seen) == {(60,)}

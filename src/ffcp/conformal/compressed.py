@@ -79,7 +79,7 @@ class Compressed(Calibration):
         return max(map(count_of, self.pieces), default=0)
 
     def fit(self, scores: Tensor, metadata: Columns | None = None) -> Compressed:
-        """Return a summary of these scores; it is exact until :meth:`settled`."""
+        """Return a summary of these scores; it is exact until :meth:`shrunk`."""
         columns = scores.detach().to("cpu", torch.float64).numpy().T
         pieces = [[summaries.exactly(column[~np.isnan(column)])] for column in columns]
         return replace(self, pieces=pieces)
@@ -102,7 +102,7 @@ class Compressed(Calibration):
         ]
         return replace(self, wanted=wanted, pieces=pieces)
 
-    def settled(self, rank_error: Any = None) -> Compressed:
+    def shrunk(self, rank_error: Any = None) -> Compressed:
         """Return the smallest summary within a rank error, by default that of this summary."""
         wanted = self.wanted if rank_error is None else exact_alpha(rank_error, ERROR)
         if rank_error is not None and wanted < self.rank_error:
@@ -110,7 +110,7 @@ class Compressed(Calibration):
                 f"the scores were compressed with a rank error of {self.rank_error:.3g}: it "
                 f"cannot become {float(wanted):g}. Use a larger rank error, or calibrate again"
             )
-        pieces = [summaries.settled(column, wanted) for column in self.pieces]
+        pieces = [summaries.shrunk(column, wanted) for column in self.pieces]
         return replace(self, wanted=wanted, pieces=pieces)
 
     def state(self) -> dict[str, Tensor]:
@@ -192,16 +192,16 @@ def compressed(calibration: Calibration, rank_error: Any) -> Any:
         parts = {n: compressed(part, rank_error) for n, part in calibration.parts.items()}
         return replace(summary_of(calibration, rank_error), parts=parts)
     if isinstance(calibration, Compressed):
-        return calibration.settled(rank_error)
-    return summary_of(calibration, rank_error).fit(calibration.scores).settled()
+        return calibration.shrunk(rank_error)
+    return summary_of(calibration, rank_error).fit(calibration.scores).shrunk()
 
 
-def settled(calibration: Calibration) -> Any:
+def shrunk(calibration: Calibration) -> Any:
     """Return the smallest summary within the rank error, for each group."""
     if isinstance(calibration, Mondrian):
-        parts = {label: settled(part) for label, part in calibration.parts.items()}
+        parts = {label: shrunk(part) for label, part in calibration.parts.items()}
         return replace(calibration, parts=parts)
-    return calibration.settled() if isinstance(calibration, Compressed) else calibration
+    return calibration.shrunk() if isinstance(calibration, Compressed) else calibration
 
 
 def is_summary(calibration: Calibration) -> bool:

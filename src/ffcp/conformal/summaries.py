@@ -32,7 +32,7 @@ that is e / 32 for every height: less than e / 2 for a billion numbers at e = 1e
 
 *How few.* Whatever keeps m numbers of n different ones, and fulfils (1), has m >= n / (E + 1):
 below the next kept number U does not grow, so that S may not grow by more than E, and by one more
-where that number stands. So 1 / e numbers, 80 kB at e = 1e-4, are the fewest. What :func:`settled`
+where that number stands. So 1 / e numbers, 80 kB at e = 1e-4, are the fewest. What :func:`shrunk`
 makes of all numbers has no more; what it makes of a stream that has lost a share c of the error on
 its way has 1 / (1 - c) times as many.
 """
@@ -158,10 +158,10 @@ def gathered(pieces: Sequence[Piece], most: int) -> list[Piece]:
     return kept
 
 
-def settled(pieces: Sequence[Piece], error: Fraction) -> list[Piece]:
+def shrunk(pieces: Sequence[Piece], error: Fraction) -> list[Piece]:
     """Thin out pieces as far as a rank error allows, if that makes them smaller.
 
-    >>> [piece] = settled([exactly(np.arange(1000.0))], Fraction(1, 100))
+    >>> [piece] = shrunk([exactly(np.arange(1000.0))], Fraction(1, 100))
     >>> len(piece.values), piece.error
     (91, 10)
     """

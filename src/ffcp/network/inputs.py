@@ -8,6 +8,7 @@ passed to the model unchanged.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
@@ -416,46 +417,52 @@ def _like(x: Any, values: Any) -> Any:
     return cast(Any, type(x))(values)
 
 
+@dataclass(eq=False)
 class RowBuffer:
-    """Collects the results of consecutive batches in tensors that are allocated once.
+    """Columns that grow batch by batch: tensors, and lists of anything else.
 
-    Keeping the small results in a list until the end would fragment the heap by holes of the size
-    of a batch's intermediates.
+    A tensor is allocated once for ``rows`` rows; where their number is not known, it doubles when
+    it is full. The small results themselves would lie between the large intermediates of the
+    batches, and fragment the heap.
 
-    >>> buffer = RowBuffer(5)
-    >>> for part in torch.arange(5).split(2):
-    ...     buffer.add({"square": part**2})
-    >>> buffer["square"]
-    tensor([ 0,  1,  4,  9, 16])
+    >>> buffer = RowBuffer()
+    >>> buffer.add({"score": torch.zeros(2, 1), "group": ["a", "b"]})
+    >>> buffer.add({"score": torch.ones(1, 1), "group": ["a"]})
+    >>> buffer.filled, buffer["score"][:, 0], buffer.columns["group"]
+    (3, tensor([0., 0., 1.]), ['a', 'b', 'a'])
     """
 
-    def __init__(self, rows: int | None) -> None:
-        self._rows = rows  # None: unknown, so that parts are kept in lists
-        self._filled = 0
-        self._whole: dict[str, Tensor] = {}
-        self._parts: dict[str, list[Tensor]] = {}
+    rows: int | None = None
+    filled: int = 0
+    _tensors: dict[str, Tensor] = field(default_factory=dict)
+    _lists: dict[str, list[Any]] = field(default_factory=dict)
 
-    def add(self, parts: Mapping[str, Tensor]) -> None:
-        """Add the next rows of every tensor."""
-        if self._rows is None:
-            for name, part in parts.items():
-                self._parts.setdefault(name, []).append(part)
-            return
-        rows = 0
-        for name, part in parts.items():
-            rows = len(part)
-            if name not in self._whole:
-                if rows == self._rows:  # all at once
-                    self._whole[name] = part
-                    continue
-                self._whole[name] = part.new_empty((self._rows, *part.shape[1:]))
-            self._whole[name][self._filled : self._filled + rows] = part
-        self._filled += rows
+    def add(self, columns: Mapping[str, Any]) -> None:
+        """Append the next rows of every column."""
+        start, end = self.filled, self.filled + max(map(len, columns.values()))
+        for name, column in columns.items():
+            if not isinstance(column, Tensor):
+                self._lists.setdefault(name, []).extend(column)
+                continue
+            if end == self.rows and not start:  # all at once
+                self._tensors[name] = column.detach()
+                continue
+            old = self._tensors.get(name, column[:0])
+            if end > len(old):
+                size = self.rows or max(end, 2 * len(old))
+                self._tensors[name] = column.new_empty((size, *column.shape[1:]))
+                self._tensors[name][:start] = old[:start]
+            self._tensors[name][start:end] = column.detach()
+        self.filled = end
 
     def __getitem__(self, name: str) -> Tensor:
-        if self._rows is not None:
-            return self._whole[name]
-        return torch.cat(self._parts[name])
+        tensor = self._tensors[name]
+        return tensor if len(tensor) == self.filled else tensor[: self.filled].clone()
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """All columns so far, without unused room."""
+        return {**{name: self[name] for name in self._tensors}, **self._lists}
 
 
 class GroupsAndWeights:
@@ -469,7 +476,7 @@ class GroupsAndWeights:
             values = target_tensor(weights)
             if not values.dim():
                 raise ValueError(f"'weights' must be one number for each row, got {weights!r}")
-            self._weights = values[:, None].flatten(1)
+            self._weights = values[:, 0] if values.shape[1:] == (1,) else values
 
     def of(self, x: Any, row: int, count: int) -> tuple[Any, Tensor | None]:
         """Return the groups and weights of some rows."""

@@ -131,7 +131,7 @@ class RegressionPredictor(Predictor):
             Targets, unless ``x`` is a loader.
         """
         self.must_be_settled()
-        buffer, shape = RowBuffer(None), torch.Size()
+        buffer, shape = RowBuffer(), torch.Size()
         for out, target in self.targeted(x, y):
             for part, rows in _blocks(out):
                 buffer.add({"score": self._state.score.score(part, target[rows])})
@@ -311,7 +311,8 @@ class RegressionPredictor(Predictor):
             raise ValueError(self._no_distribution(why))
         if outputs != scores.shape[1]:
             raise ValueError(
-                f"calibrated on {scores.shape[1]} outputs, but the model now gives {outputs}"
+                f"calibrated on {scores.shape[1]} outputs, but the model now gives {outputs}: "
+                "calibrate again"
             )
 
     def _no_distribution(self, why: str) -> str:
@@ -324,7 +325,8 @@ class RegressionPredictor(Predictor):
         outputs, sides = prediction.numel() // len(prediction), 2 if self.side == EACH else 1
         if has_own_thresholds(self.joint) and q.shape[-1] != outputs * sides:
             raise ValueError(
-                f"calibrated on {q.shape[-1] // sides} outputs, but the model now gives {outputs}"
+                f"calibrated on {q.shape[-1] // sides} outputs, but the model now gives {outputs}: "
+                "calibrate again"
             )
         lower, upper = score.region(out, q)
         if self.support is not None:

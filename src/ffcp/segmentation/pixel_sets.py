@@ -1,4 +1,4 @@
-"""The predictor of label sets for the pixels of a segmentation network."""
+"""The predictor of prediction sets for the pixels of a segmentation network."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ffcp.batch import BatchOutput, Requires
 from ffcp.calibrated import Counts
-from ffcp.calibration_loop import BatchRunner, Result
+from ffcp.calibration_loop import Batch, BatchRunner, Result
 from ffcp.conformal.columns import Columns, joined, take
 from ffcp.conformal.rank import requested_alpha
 from ffcp.conformal.score import Score
@@ -103,7 +103,7 @@ class PixelScore(Score):
 
 
 class PixelSets(Predictor):
-    """Label sets for the pixels of a segmentation network, with a guarantee for every image.
+    """Prediction sets for the pixels of a segmentation network, with a guarantee for every image.
 
     The network's outputs are taken as f_c = log(-log p_c) for every pixel and class. A certain
     pixel of class c has f_c = t = log(-log(1 - smallest)). The score of label c is
@@ -201,7 +201,7 @@ class PixelSets(Predictor):
         return {**config, "output": self._picked}
 
     def _runner(self, update: bool) -> BatchRunner:
-        return _ImageRunner(self.model)
+        return _ImageRunner(self.model, self._given[0].ignore)
 
     def rows_at_once(self, x: Any) -> int | None:
         """Return the number of images in a batch: about 2**18 pixels by default."""
@@ -225,7 +225,7 @@ class PixelSets(Predictor):
         y : array-like, default=None
             Label maps, unless ``x`` is a loader.
         """
-        buffer, score = RowBuffer(None), self._state.score
+        buffer, score = RowBuffer(), self._state.score
         for out, labels in self.targeted(x, y):
             check_maps(out.output)
             maps = label_maps(labels.to(out.output.device), out.output, score.ignore, out.rows[0])
@@ -303,11 +303,21 @@ class _ImageRunner(BatchRunner):
 
     sample = 4  # images can be large
 
+    def __init__(self, model: nn.Module, ignore: int | None) -> None:
+        super().__init__(model)
+        self._ignore, self._images, self._unlabelled = ignore, 0, 0
+
+    def __call__(self, batch: Batch, requires: Requires) -> BatchOutput:
+        """Run the model on one batch, and count the images without a labelled pixel."""
+        self._images += len(batch.y)
+        if self._ignore is not None:
+            self._unlabelled += int((batch.y == self._ignore).flatten(1).all(dim=1).sum())
+        return super().__call__(batch, requires)
+
     def finish(self, result: Result) -> Counts:
         """Add a warning if images have no labelled pixel and are left out."""
-        labelled = torch.ones(1) if result.scores is None else result.scores.any(dim=1)
-        if not bool(labelled.all()):
-            images = f"{int((~labelled).sum())} of {len(labelled)} images"
+        if self._unlabelled:
+            images = f"{self._unlabelled} of {self._images} images"
             result.warnings.append(f"{images} have no labelled pixel and are left out")
         return super().finish(result)
 

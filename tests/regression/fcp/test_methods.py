@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import ffcp
+from ffcp import calibration_loop
 from tests.conftest import normal, small_mlp
 from tests.regression.models import leaky
 
@@ -90,3 +91,36 @@ def test_the_model_is_left_in_its_mode() -> None:
     ffcp.FCP(model, "0", steps=3).calibrate(X, torch.zeros(200)).predict_interval(NEW)
     assert all(module.training for module in model.modules())
     assert all(p.requires_grad and p.grad is None for p in model.parameters())
+
+
+def test_rows_whose_target_is_missing_have_no_score_of_fcqr() -> None:
+    model, y = small_mlp(outputs=2), normal(200, seed=3)
+    y[::2] = math.nan
+    predictor = ffcp.FCQR(model, "0", steps=3, missing=True)
+    assert torch.equal(predictor.score(X, y).isnan(), y.isnan())
+    known = ffcp.FCQR(model, "0", steps=3).calibrate(X[1::2], y[1::2])
+    interval = predictor.calibrate(X, y).predict_interval(NEW)
+    assert torch.equal(interval.upper, known.predict_interval(NEW).upper)
+
+
+def test_rows_without_a_feature_for_their_target_are_counted_in_a_summary_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(calibration_loop, "_AT_ONCE", 50)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+    y = model(X).detach()[:, 0] + 0.05
+    y[::40] = -1e6
+    nn.init.constant_(model[2].weight, 0.1)
+    predictor = ffcp.FCP(model, "0", invert="exact", batch_size=25)
+    with pytest.warns(ffcp.FFCPWarning, match="feature"):
+        rows = predictor.calibrate(X, y).unconverged
+    assert set(rows) >= {0, 40, 80, 120, 160}
+    with pytest.warns(ffcp.FFCPWarning, match=f"{len(rows)} calibration rows"):
+        assert predictor.calibrate(X, y, rank_error=0.01).unconverged == rows
+
+
+def test_coverage_in_feature_space_needs_one_threshold() -> None:
+    y = normal(200, seed=3)
+    predictor = ffcp.FCP(leaky(), "0", steps=3).calibrate(X, y, groups=["a", "b"] * 100)
+    with pytest.raises(ValueError, match="groups"):
+        predictor.feature_coverage(X, y)

@@ -189,12 +189,17 @@ class FCP(RegressionPredictor):
             Inputs, a row each.
         y : array-like
             Targets, a row each.
-        alpha : float or sequence of float, default=None
+        alpha : float, default=None
             Miscoverage level, 0.1 by default.
         confidence_level : float, default=None
             1 - alpha, in place of ``alpha``.
         """
         requested = requested_alpha(alpha, confidence_level, unknown)
+        if self.calibration.traits.rows:
+            raise ValueError(
+                "feature_coverage needs one threshold for all rows: calibrate with "
+                "ffcp.calibrations.Marginal and without groups"
+            )
         exact = self.alpha_of_each(requested, self.calibration.scores.shape[1])
         scores = self.score(x, y)
         scores = scores.reshape(len(scores), -1)
@@ -210,16 +215,14 @@ class _ConvergenceCounter(BatchRunner):
 
     def finish(self, result: Result) -> Counts:
         """Return the rows whose score is infinite."""
-        unconverged: list[int] = []
-        if result.scores is not None:
-            unconverged = result.scores.isinf().any(dim=1).nonzero()[:, 0].tolist()
-        if unconverged:
-            rows = ", ".join(map(str, unconverged[:5])) + (", ..." if len(unconverged) > 5 else "")
+        if result.infinite:
+            count = len(result.infinite)
+            rows = ", ".join(map(str, result.infinite[:5])) + (", ..." if count > 5 else "")
             result.warnings.append(
-                f"the inversion found no feature that gives y for {len(unconverged)} calibration "
-                f"rows ({rows}); they count as infinitely far, which widens the intervals"
+                f"the inversion found no feature that gives y for {count} calibration rows "
+                f"({rows}); they count as infinitely far, which widens the intervals"
             )
-        return Counts(unconverged=tuple(unconverged))
+        return Counts(unconverged=tuple(result.infinite))
 
 
 class FCQR(FCP):
