@@ -263,3 +263,35 @@ def test_files_of_something_else_are_refused(tmp_path: Path) -> None:
     ffcp.CP(model).calibrate(x, y).save(tmp_path / "file")
     with pytest.raises(ffcp.CalibrationFileError, match="CrossConformal"):
         ffcp.CrossConformal.load(tmp_path / "file", [model, model])
+
+
+def test_columns_of_a_frame_are_put_in_the_order_of_the_calibration(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    x, y = draw(20, 0)
+    frame = pandas.DataFrame(x.numpy(), columns=["a", "b", "c"])
+    number = torch.arange(20) % 5
+    models = [least_squares(x[number != k], y[number != k]) for k in range(5)]
+    predictor = ffcp.CrossConformal(models, number).calibrate(frame, y)
+    expected = predictor.predict_interval(frame)
+    predictor.save(tmp_path / "cross")
+    for one in (predictor, ffcp.CrossConformal.load(tmp_path / "cross", models)):
+        assert one.predict_interval(frame[["c", "a", "b"]]).upper.equal(expected.upper)
+        with pytest.raises(ValueError, match="'d'"):
+            one.predict_interval(frame.rename(columns={"b": "d"}))
+
+
+def test_intervals_know_their_level() -> None:
+    x, y = draw(40, 0)
+    interval = crossed(x, y, torch.arange(40) % 5).predict_interval(x, 0.2)
+    assert interval.alpha == 0.2
+    score = ffcp.metrics.interval_score(interval, y)
+    assert score == ffcp.metrics.interval_score(interval, y, 0.2)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_target_whose_score_ties_is_not_lost_by_rounding(seed: int) -> None:
+    """Rows that repeat have one score; an interval of it contains their target."""
+    x, y = (column.repeat(5, *[1] * (column.dim() - 1)) for column in draw(1, seed))
+    model = nn.Linear(3, 1).double()
+    predictor = ffcp.CrossConformal([model] * 5, torch.arange(5)).calibrate(x, y)
+    assert bool(predictor.predict_interval(x, 0.4).contains(y).all())

@@ -27,6 +27,7 @@ from ffcp.warnings import warn
 Self = TypeVar("Self", bound="CrossConformal")
 _FEW = 30  # rows up to which each is a fold
 _COUNTS = range(10, 16)  # numbers of folds to choose from above
+_ROUNDING = 4 * torch.finfo(torch.float64).eps
 _BLOCK = 2**21  # numbers at a time: rows to predict, times rows that calibrate
 
 
@@ -95,7 +96,7 @@ class CrossConformal(nn.Module):
         self.register_buffer("folds", _checked_folds(folds, len(models)))
         self.register_buffer("scores", torch.empty(0, dtype=torch.float64))
         self._identities: list[Identity] = []
-        self._layout: dict[str, Any] = {}  # what targets were like, as in inputs.Reader
+        self._layout: dict[str, Any] = {}  # of inputs and targets, as in inputs.Reader
 
     # -- folds and their guarantee ----------------------------------------------------------
 
@@ -159,14 +160,15 @@ class CrossConformal(nn.Module):
 
         Parameters
         ----------
-        x : array-like, frame, tuple, dict or loader
+        x : array-like, frame, tuple or dict
             All rows that the networks were trained with, in the order of ``folds``.
         y : array-like
             Their targets.
         """
         target = arrays.target_tensor(y)
         count = len(self.folds)
-        tensors = [inputs.Reader(model)(x) for model in self.models]
+        readers = [inputs.Reader(model) for model in self.models]
+        tensors = [read(x) for read in readers]
         if inputs.row_count(tensors[0]) != count or len(target) != count:
             raise ValueError(
                 f"'folds' has {count} rows, x has {inputs.row_count(tensors[0])} y {len(target)}: "
@@ -185,7 +187,7 @@ class CrossConformal(nn.Module):
             scores[rows] = self._score(error)
         self.scores = scores[self.folds.cpu() >= 0].to(self.folds.device)
         self._identities = identities
-        self._layout = {"y": {"row": list(target.shape[1:])}}
+        self._layout = {**readers[0].layout, "y": {"row": list(target.shape[1:])}}
         return self
 
     @property
@@ -210,35 +212,39 @@ class CrossConformal(nn.Module):
         ----------
         x : array-like, frame, tuple or dict
             Inputs, a row each.
-        alpha : float or sequence of float, default=None
-            Miscoverage level, 0.1 by default; several at once are the first dimension.
-        confidence_level : float or sequence of float, default=None
+        alpha : float, default=None
+            Miscoverage level, 0.1 by default.
+        confidence_level : float, default=None
             1 - alpha, in place of ``alpha``.
         """
         alpha = requested_alpha(alpha, confidence_level, unknown)
         self._must_be_ready()
         n = len(self.scores)
         rank = conformal_rank(n, alpha)
-        outputs = [_output(m, inputs.Reader(m)(x), self.batch_size) for m in self.models]
+        read = [inputs.Reader(model, self._layout)(x) for model in self.models]
+        pairs = zip(self.models, read, strict=True)
+        outputs = [_output(model, tensors, self.batch_size) for model, tensors in pairs]
         folds, scores = self._in_folds.cpu(), self.scores.cpu()
         parts = []
         for block in torch.stack(outputs, dim=1).split(max(1, _BLOCK // n)):
             predictions = block[:, folds]  # for each calibration row, by the network without it
             middle = predictions.median(dim=1).values
+            # Outward by their rounding errors: a target whose score ties must not be lost.
+            reach = scores + _ROUNDING * (predictions.abs() + scores.abs())
             lower, upper = torch.full_like(middle, -torch.inf), torch.full_like(middle, torch.inf)
             if self.side != UPPER and rank <= n:
-                lower = (predictions - scores).kthvalue(n + 1 - rank, dim=1).values
+                lower = (predictions - reach).kthvalue(n + 1 - rank, dim=1).values
             if self.side != LOWER and rank <= n:
-                upper = (predictions + scores).kthvalue(rank, dim=1).values
+                upper = (predictions + reach).kthvalue(rank, dim=1).values
             parts.append((lower, upper, middle))
         if rank > n:
             warn(
                 f"the interval is infinite: alpha={float(alpha):g} needs at least "
-                f"{rows_needed(alpha)} rows and there are {n}"
+                f"{rows_needed(alpha)} rows and there are {n}: give more rows, or a larger alpha"
             )
         columns = (torch.cat(blocks) for blocks in zip(*parts, strict=True))
         lower, upper, middle = (arrays.like_target(column, self._layout) for column in columns)
-        return Interval(lower, upper, middle)
+        return Interval(lower, upper, middle, float(alpha))
 
     def forward(self, x: Any, alpha: Any = None, **options: Any) -> Interval:
         """Return intervals, as :meth:`predict_interval` does."""
