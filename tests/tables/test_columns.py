@@ -53,6 +53,18 @@ def test_the_same_table_as_text_is_understood_in_the_same_way() -> None:
     assert np.allclose(one.encode(frame).x, other.encode(text).x)
 
 
+@pytest.mark.parametrize("spelling", ["1", "1.0", "01", 1.0])
+@pytest.mark.parametrize("other", [1.0, "1.00"])
+def test_one_number_or_missing_is_read_in_any_spelling(spelling: object, other: object) -> None:
+    frame = pd.DataFrame({"a": [spelling, None, spelling, ""] * 10, "y": range(40)})
+    found = columns.learn(frame, "y")
+    assert found.all[0].why == "1 or missing"
+    encoded = found.encode(pd.DataFrame({"a": [other, None, spelling]}))
+    assert encoded.x[:, 0].tolist() == [0, 0, 0]
+    assert encoded.x[:, 1].tolist() == [0, 1, 0]  # missing
+    assert not encoded.remarks
+
+
 def test_a_few_words_among_numbers_are_missing() -> None:
     cells = [str(n) for n in np.random.default_rng(0).integers(0, 9, 60)] + ["unknown"]
     column = learned(a=cells)

@@ -137,6 +137,28 @@ def test_each_side_and_a_support_that_ends_where_targets_do(tmp_path: Path) -> N
     assert again.watch(houses(50, 3), time="sold") is not None
 
 
+@pytest.mark.heavy
+@pytest.mark.parametrize("seed", range(4))
+def test_a_target_at_the_end_of_the_support_is_in_intervals_that_end_there(seed: int) -> None:
+    frame = houses(450, seed)
+    frame["price"] = (frame["price"] - 250).clip(lower=0) / 7  # many are 0
+    fitted = quick_fit(frame, "price", support=(0, None), seed=seed)
+    lower = fitted.predict(new(100))["lower"]
+    assert (lower == 0).any()
+    assert ((lower == 0) | (lower > 1e-3)).all()
+
+
+@pytest.mark.heavy
+def test_rows_that_could_not_be_predicted_do_not_calibrate() -> None:
+    frame = houses(600).astype({"rooms": object})
+    unread = np.random.default_rng(0).permutation(600)[:29]  # at most a twentieth
+    frame.loc[unread, "rooms"] = [f"about {number}" for number in range(29)]
+    fitted = quick_fit(frame, "price")
+    rows = fitted.about.rows
+    assert rows["calibration"] + rows.get("method selection", 0) < 150
+    assert fitted.predict(frame)["lower"].isna().any()
+
+
 def test_no_row_is_dropped(fitted: tables.FittedTable) -> None:
     rows = new(5).astype(object)
     rows.loc[2, "rooms"] = "many"

@@ -53,7 +53,7 @@ def test_the_page_says_whether_coverage_depends_on_the_row(
 def test_the_page_of_label_sets_names_the_labels(labelled: tables.FittedTable) -> None:
     assert labelled.report is not None
     assert "Number of labels" in labelled.report
-    assert "<title>Label sets of kind" in labelled.report
+    assert "<title>Prediction sets of kind" in labelled.report
     assert "By group" in labelled.report
 
 

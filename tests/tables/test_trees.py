@@ -112,4 +112,4 @@ def test_trees_that_cannot_be_are_refused(name: str) -> None:
     made = learned(x, y)
     getattr(made, f"trees_{name}").fill_(10**6)
     with pytest.raises(ValueError, match=name):
-        made.checked()
+        made.check()

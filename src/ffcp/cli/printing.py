@@ -9,8 +9,9 @@ from rich.table import Table
 
 
 def say(text: str) -> None:
-    """Print text without markup or highlighting."""
-    Console().print(text, highlight=False, markup=False, soft_wrap=True)
+    """Print text without markup or highlighting; only a terminal breaks lines, between words."""
+    console = Console()
+    console.print(text, highlight=False, markup=False, soft_wrap=not console.is_terminal)
 
 
 def print_table(title: str | None, names: Iterable[str], rows: Sequence[Sequence[str]]) -> None:

@@ -312,7 +312,8 @@ def _print_measured(measured: Measured, labels: bool, columns: bool = False) -> 
         rows = []
         for part in parts:
             coverage, interval = f"{part.coverage:.1%}", f"{part.low:.1%} to {part.high:.1%}"
-            size = "infinite" if part.size is None else number(part.size)
+            no_size = "infinite" if measured.infinite else ""  # of one-sided intervals
+            size = no_size if part.size is None else number(part.size)
             rows.append((part.column, part.value, f"{part.rows:,}", coverage, interval, size))
         if rows:
             print_table(title, ("column", "value", "rows", "coverage", "interval", length), rows)

@@ -273,8 +273,10 @@ def _learn_number(
     if (values == values[0]).all():
         if not has_missing:
             return Column(name, LEFT_OUT, f"always {values[0]:g}")
-        level = cells.spelled(values[0])
-        return Column(name, CATEGORY, f"{values[0]:g} or missing", True, levels=(level,))
+        value = float(values[0])
+        width = max(1.0, abs(value))
+        curve = (value - width, value + width), (-1.0, 1.0)
+        return Column(name, NUMBER, f"{value:g} or missing", True, *curve, words=words)
     if not has_missing and _are_row_numbers(values):
         return Column(name, LEFT_OUT, "row numbers")
     why = "numbers"

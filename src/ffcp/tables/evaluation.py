@@ -1,4 +1,4 @@
-"""Coverage and size of intervals and label sets on rows with known targets."""
+"""Coverage and size of intervals and prediction sets on rows with known targets."""
 
 from __future__ import annotations
 
@@ -123,6 +123,10 @@ def measure(
     size = sizes.to_numpy(np.float64)
     coverage = metrics.Coverage(float(hits.mean()), len(hits))
     finite = np.isfinite(size)
+    infinite = ~finite
+    if not about.classes:  # one-sided intervals are infinite on the other side
+        promised = [end for end in ("lower", "upper") if about.side in (end, "both", "each")]
+        infinite = np.isinf(predictions[promised]).any(axis=1).to_numpy()
     by_group: list[tuple[str, str, Array]] = []
     of_groups: tuple[int, ...] = ()
     group = group or about.group
@@ -145,7 +149,7 @@ def measure(
         high=coverage.high,
         size=_mean(size),
         score=score,
-        infinite=int((~finite).sum()),
+        infinite=int(infinite.sum()),
         groups=_parts(by_group, hits, size),
         columns=_parts(by_column, hits, size),
         of_groups=of_groups,

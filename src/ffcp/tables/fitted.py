@@ -92,7 +92,7 @@ class Predicted:
 
 
 class FittedTable:
-    """Prediction intervals or label sets for the rows of a table, by :func:`ffcp.tables.fit`.
+    """Prediction intervals or sets for the rows of a table, by :func:`ffcp.tables.fit`.
 
     ``about`` describes the fit and its test results, ``columns`` the columns as each network
     encodes them (folds learn their own).

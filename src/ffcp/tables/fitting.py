@@ -1,4 +1,4 @@
-"""The function ``fit``: from a table to tested prediction intervals or label sets."""
+"""The function ``fit``: from a table to tested prediction intervals or sets."""
 
 from __future__ import annotations
 
@@ -116,6 +116,7 @@ def fit(
         torch.manual_seed(seed)  # for code without its own generator
         warnings.simplefilter("ignore", FFCPWarning)  # see the decisions and the report
         predictor = run.fit_parts(groups) if split.folds is None else run.fit_folds(split.folds)
+    split = run.split
     notes += decisions.decided(run.columns[0], goal, split, predictor, alpha, groups)
     about = About(
         version=ffcp.__version__,
@@ -250,6 +251,10 @@ class _FitRun:
         y = self.goal.tensor(self.centre, self.scale)
         network = self._train("training", rows.train, rows.stop, y)
         self.networks.append(network)
+        # Rows that could not be predicted do not calibrate: new ones will have no interval.
+        calibrate = self.frame.iloc[rows.calibrate]
+        readable = self.columns[0].encode(calibrate, is_first=False).reasons == ""
+        self.split = rows = replace(rows, calibrate=rows.calibrate[readable])
         self.progress("calibrating", 1.0)
         predictor = self._predictor(network)
         x = self.inputs[0]
@@ -304,15 +309,22 @@ class _FitRun:
         return network
 
     def _predictor(self, network: nn.Module) -> Any:
-        """Return the uncalibrated predictor of intervals or of label sets."""
+        """Return the uncalibrated predictor of intervals or of prediction sets."""
         options: Any = {"selection_alpha": self.alpha, "seed": self.seed, "batch_size": BATCH}
         if self.goal.classes:
             names = list(self.goal.classes)
             return ffcp.SetPredictor(network, "auto", names=names, other_labels=True, **options)
-        # Rounded as targets are, so that a target at the end of the support is not outside.
-        units = [None if end is None else (end - self.centre) / self.scale for end in self.support]
-        support = tuple(None if end is None else float(np.float32(end)) for end in units)
+        # Targets are rounded to float32, perhaps outward; predictions are cut at the ends as given.
+        low, high = self.support
+        support = self._in_units(low, -np.inf), self._in_units(high, np.inf)
         return ffcp.Auto(network, quantiles=QUANTILES, side=self.side, support=support, **options)
+
+    def _in_units(self, end: float | None, beyond: float) -> float | None:
+        """Return an end of the support in the units of the network, and the next number beyond."""
+        if end is None:
+            return None
+        units = np.float32((end - self.centre) / self.scale)
+        return float(np.nextafter(units, np.float32(beyond)))
 
 
 def _test(fitted: FittedTable, frame: pd.DataFrame, goal: Target, rows: Array) -> None:

@@ -111,7 +111,7 @@ def _networks(
         raise ValueError("the weights are not finite")
     for module in networks.modules():
         if isinstance(module, TargetTrees):
-            module.checked()
+            module.check()
     if rows.dtype != torch.int64 or rows.dim() != 1 or not bool((rows.diff() > 0).all()):
         raise ValueError("expected ascending int64 hashes of rows")
     return list(networks.eval()), rows

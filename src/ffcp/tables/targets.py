@@ -100,7 +100,7 @@ def learn(frame: pd.DataFrame, name: str, classify: bool, decisions: list[str]) 
                 f"the target {name!r} holds {cell!r}: write plain numbers such as 1234.5, or "
                 "predict labels by --classify"
             )
-        decisions.append(f"the target {name!r} is words: label sets, as with --classify")
+        decisions.append(f"the target {name!r} is words: prediction sets, as with --classify")
         classify = True
     elif bad.any() and not classify:
         count = int(bad.sum())
@@ -115,7 +115,7 @@ def learn(frame: pd.DataFrame, name: str, classify: bool, decisions: list[str]) 
     if classify and len(distinct) > most:
         raise TableError(f"the target {name!r} has {len(distinct)} labels: too many for classes")
     if not classify and len(distinct) == 2:
-        decisions.append(f"the target {name!r} has two values; --classify predicts label sets")
+        decisions.append(f"the target {name!r} has two values; --classify predicts prediction sets")
     if left_out := len(series) - rows:
         decisions.append(f"{left_out} rows have no target {name!r}: they are left out")
     return replace(target, classes=tuple(distinct.tolist())) if classify else target

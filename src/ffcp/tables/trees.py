@@ -60,18 +60,19 @@ class TargetTrees(nn.Module):
             setattr(module, f"trees_{name}", tensor)
         return module
 
-    def checked(self) -> Trees:
-        """Return the trees; raise ValueError if they are invalid."""
-        state = {name.removeprefix("trees_"): buffer for name, buffer in self.named_buffers()}
-        del state["share"]
-        trees = Trees.from_state(state)
-        if len(trees.rounds) != _BOOSTERS:
-            raise ValueError(f"expected {_BOOSTERS} boosters, got {len(trees.rounds)}")
-        return trees
+    def _tensors(self) -> dict[str, Tensor]:
+        names = (name for name, _ in self.named_buffers() if name != "share")
+        return {name.removeprefix("trees_"): getattr(self, name) for name in names}
+
+    def check(self) -> None:
+        """Raise ValueError if the trees are invalid."""
+        rounds = Trees.from_state(self._tensors()).rounds
+        if len(rounds) != _BOOSTERS:
+            raise ValueError(f"expected {_BOOSTERS} boosters, got {len(rounds)}")
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the mean (n, 1) and the transformed quantiles (n, knots)."""
-        sums = self.checked()(x)
+        sums = Trees(self._tensors())(x)
         return sums[:, :1], sums[:, 1:].sort(dim=1).values
 
 
