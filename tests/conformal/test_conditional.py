@@ -221,6 +221,22 @@ def test_saved_and_loaded(on: Any, randomized: bool, tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.parametrize("on", ["0", "input"])  # of more numbers than directions, and of as many
+def test_directions_of_a_layer_are_saved_with_groups(on: str, tmp_path: Path) -> None:
+    x, y = rows(1100)
+    model, groups = small_mlp(3), ["a", "b"] * 550
+    predictor = ffcp.CP(model, calibration=Conditional(on), seed=1)
+    predictor.calibrate(x[:1000], y[:1000], groups=groups[:1000])
+    expected = predictor.predict_interval(x[1000:], ALPHA, groups=groups[1000:]).upper
+    predictor.save(tmp_path / "file")
+    loaded = ffcp.load(tmp_path / "file", model)
+    found = loaded.predict_interval(x[1000:], ALPHA, groups=groups[1000:]).upper
+    assert torch.equal(found, expected)
+    predictor.settled().save(tmp_path / "settled")
+    worker = ffcp.CP(model, calibration=Mondrian(Conditional(on))).load(tmp_path / "settled")
+    assert worker.calibration.inner.directions.equal(predictor.calibration.inner.directions)
+
+
 def test_merged_rows_calibrate_as_if_they_had_come_together() -> None:
     x, y = rows(900)
     model = small_mlp(3)

@@ -154,7 +154,9 @@ class Conditional(Calibration):
     def state(self) -> dict[str, Tensor]:
         """Return scores, features and directions."""
         state = super().state()
-        return state if self.directions is None else {**state, "directions": self.directions}
+        if self.directions is None:
+            return state
+        return {**state, "directions": self.directions.clone()}  # no tensor of another group
 
     def with_state(self, state: Mapping[str, Tensor]) -> Conditional:
         """Return this calibration with the tensors of a file."""

@@ -137,9 +137,9 @@ class Mondrian(Calibration):
         return replace(self, parts=parts)
 
     def state(self) -> dict[str, Tensor]:
-        """Return the labels of groups and the tensors of each."""
+        """Return the labels of groups and the tensors of each; else what was learned for all."""
         if not self.parts:
-            return {}
+            return prefixed("inner.", self.inner.state())
         tensors = {"labels": files.pack({"labels": list(self.parts)})}
         for number, part in enumerate(self.parts.values()):
             tensors |= prefixed(f"{number}.", part.state())
@@ -147,8 +147,9 @@ class Mondrian(Calibration):
 
     def with_state(self, state: Mapping[str, Tensor]) -> Mondrian:
         """Return this calibration with the tensors of a file."""
-        if not state:
-            return replace(self, parts={})
+        if "labels" not in state:
+            inner = self.inner.with_state(with_prefix("inner.", state))
+            return replace(self, inner=inner, parts={})
         saved = files.unpack(state["labels"]).get("labels")
         labels = labels_of(saved, len(saved)) if isinstance(saved, list) else []
         if not labels or len(set(labels)) < len(labels):
@@ -160,7 +161,8 @@ class Mondrian(Calibration):
         tensors = sum(len(part.state()) for part in parts.values())
         if not all(map(len, parts.values())) or tensors + 1 != len(state):
             raise ValueError("the number of rows of a group differs from that of its labels")
-        return replace(self, parts=parts)
+        # Each part has what was learned for all groups, such as the directions of a layer.
+        return replace(self, inner=next(iter(parts.values())).with_state({}), parts=parts)
 
     # -- thresholds -------------------------------------------------------------------------
 
