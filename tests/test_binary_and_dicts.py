@@ -17,6 +17,18 @@ X = torch.randn(400, 4, generator=torch.Generator().manual_seed(0))
 Z = X[:, 0] + 0.5 * torch.randn(400, generator=torch.Generator().manual_seed(1))
 
 
+@pytest.mark.parametrize("flat", [False, True])
+def test_label_shift_is_learned_from_one_logit(flat: bool) -> None:
+    def ratios(model: nn.Module) -> list[float]:
+        shift = ffcp.calibrations.LabelShift()
+        predictor = ffcp.LAC(model, calibration=shift, seed=0)
+        predictor.calibrate(X, (Z > 0).long(), new=X[:, :4] + 1)
+        return [round(ratio, 6) for ratio in predictor.calibration.ratios]
+
+    one = OneLogit(flat)
+    assert ratios(one) == ratios(TwoLogits(one))
+
+
 class OneLogit(nn.Module):
     """A binary classifier as most are written: one logit, (n, 1) or (n,)."""
 

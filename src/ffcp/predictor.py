@@ -185,21 +185,23 @@ class Predictor(Persistent):
         """
         # The scores outlive the caller's inference_mode.
         with self._lock.turn, torch.inference_mode(False):
-            update = update and len(self.calibration) > 0
+            before = self._state
+            update = update and len(before.calibration) > 0
             score, calibration = self._given
             if update:
-                score, calibration = self._state.score, self.calibration
+                score, calibration = before.score, before.calibration
                 self._must_have(fingerprint(self.model), "the scores", "leave out update=True")
-                self._state.identity.must_be_run_alike(autocast(self.model))  # type: ignore[union-attr]
+                before.identity.must_be_run_alike(autocast(self.model))  # type: ignore[union-attr]
             calibration = checked_calibration(score, calibration, groups, weights, new, update)
+            requires = calibration.requires()._replace(logits=score.requires().logits)
             identity = Identity.of(self.model)
-            read = inputs.Reader(self.model, self._state.layout if update else None)
+            read = inputs.Reader(self.model, before.layout if update else None)
             settings = Settings(
                 self.selection_fraction,
                 self.selection_alpha,
                 self.seed or 0,
                 self.alpha_of_each,
-                partial(self._outputs_of, new, calibration.requires(), read),
+                partial(self._outputs_of, new, requires, read),
             )
             runner = self._runner(update)
             with progress(inputs.expected_rows(x, y), "calibrating", "rows") as step:
@@ -211,7 +213,7 @@ class Predictor(Persistent):
                     "the model's weights changed during the calibration: do not train it "
                     "meanwhile, and remove hooks that write to its tensors"
                 )
-            before, run = self._state, secrets.token_hex(16)
+            run = secrets.token_hex(16)
             self._state = Calibrated(
                 result.score,
                 result.calibration,

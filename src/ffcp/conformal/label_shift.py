@@ -163,6 +163,8 @@ def class_ratios(predicted: Tensor, labels: Tensor, new: Tensor) -> tuple[float,
     [0.4, 1.6]
     """
     n, classes = predicted.shape
+    if new.shape[1] != classes:
+        raise ValueError(f"'new' has predictions of {new.shape[1]} classes, expected {classes}")
     mixed = torch.zeros(classes, classes, dtype=torch.float64)
     mixed.index_add_(0, labels, predicted.double())
     mixed = mixed.T / n
