@@ -18,9 +18,12 @@ from ffcp.conformal.random_numbers import Draws
 FAR = 2**18  # from here on each draw has a seed of its own
 
 
-def drawn_before(kernel: str, seed: int, rows: int, width: int) -> Tensor:
-    """Draw the steps of a call as they were before random numbers belonged to rows."""
-    random, parts = np.random.default_rng(seed), []
+STREAM = 3
+
+
+def drawn_at_once(kernel: str, seed: int, rows: int, width: int) -> Tensor:
+    """Draw the steps of all rows in one go, 128 at a time."""
+    random, parts = np.random.default_rng([seed, STREAM]), []
     for start in range(0, rows, 128):
         count = min(128, rows - start)
         normal = random.standard_normal((count, width))
@@ -38,16 +41,22 @@ def drawn_before(kernel: str, seed: int, rows: int, width: int) -> Tensor:
     ("kernel", "rows"), [("gaussian", 1), ("gaussian", 300), ("laplace", 256), ("box", 384)]
 )
 @pytest.mark.parametrize("seed", [0, 5])
-def test_steps_are_those_of_before(kernel: str, rows: int, seed: int) -> None:
+def test_steps_are_those_of_one_draw(kernel: str, rows: int, seed: int) -> None:
     steps = Draws(seed, 3).by(as_kernel(kernel).steps, torch.arange(rows), 3)
-    assert torch.equal(steps, drawn_before(kernel, seed, rows, 3))
+    assert torch.equal(steps, drawn_at_once(kernel, seed, rows, 3))
+
+
+def test_steps_are_not_the_numbers_of_data_drawn_with_the_same_seed() -> None:
+    steps = Draws(0, STREAM).by(as_kernel("gaussian").steps, torch.arange(128), 3)
+    data = torch.from_numpy(np.random.default_rng(0).standard_normal((128, 3)))
+    assert not torch.isin(steps, data).any()
 
 
 @pytest.mark.parametrize("kernel", ["laplace", "box"])
 def test_lengths_of_an_unfinished_draw_are_others(kernel: str) -> None:
-    # Before, they depended on how many rows were asked with a row, and cannot belong to it.
+    # In one go they would depend on how many rows were asked with a row, and cannot belong to it.
     steps = Draws(0, 3).by(as_kernel(kernel).steps, torch.arange(300), 3)
-    before = drawn_before(kernel, 0, 300, 3)
+    before = drawn_at_once(kernel, 0, 300, 3)
     assert torch.equal(steps[:256], before[:256])
     assert not (steps[256:] == before[256:]).all(dim=1).any()
     length, length_before = steps.norm(dim=1, keepdim=True), before.norm(dim=1, keepdim=True)
@@ -94,4 +103,4 @@ def test_threads_share_a_series() -> None:
     draw, draws = Slow().steps, Draws(11, 3)
     with ThreadPoolExecutor(8) as pool:
         parts = list(pool.map(lambda rows: draws.by(draw, rows, 2), torch.arange(4000).split(37)))
-    assert torch.equal(torch.cat(parts), drawn_before("gaussian", 11, 4000, 2))
+    assert torch.equal(torch.cat(parts), drawn_at_once("gaussian", 11, 4000, 2))

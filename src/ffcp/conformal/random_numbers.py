@@ -75,14 +75,15 @@ class Series:
     >>> series = Series(0, 1, lambda random, rows, width: torch.from_numpy(
     ...     random.standard_normal((rows, width))
     ... ), width=2)
-    >>> whole = torch.from_numpy(np.random.default_rng(0).standard_normal((256, 2)))
+    >>> whole = torch.from_numpy(np.random.default_rng([0, 1]).standard_normal((256, 2)))
     >>> torch.equal(series.of(torch.tensor([200, 7])), whole[[200, 7]])
     True
     """
 
     def __init__(self, entropy: int, stream: int, draw: Draw, width: int) -> None:
         self._entropy, self._stream, self._draw, self._width = entropy, stream, draw, width
-        self._states = [np.random.PCG64(entropy).state]  # before each draw, as far as is known
+        # Before each draw, as far as is known.
+        self._states = [np.random.PCG64([entropy, stream]).state]
         self._lock = lock()
         most = max(2, 2**17 // (_TOGETHER * width))  # 1 MB
         self._drawn = functools.lru_cache(maxsize=most)(self._draw_block)
@@ -97,7 +98,7 @@ class Series:
         if block >= _IN_ORDER:
             random = np.random.default_rng([self._entropy, self._stream, block])
             return self._draw(random, _TOGETHER, self._width)
-        random, states = np.random.default_rng(self._entropy), self._states
+        random, states = np.random.default_rng(0), self._states
         with self._lock:
             for number in range(min(block, len(states) - 1), block + 1):
                 random.bit_generator.state = states[number]
