@@ -257,10 +257,11 @@ class Persistent(ShownAsText, Stateful, Described):
             A file that :meth:`save` wrote.
         """
         tensors = files.read(path)
-        with files.refused(path):
-            fresh = self.restored(tensors)
-            fresh.check_model(self.model)
-        self.take_over(fresh)
+        with self._lock.turn:
+            with files.refused(path):
+                fresh = self.restored(tensors)
+                fresh.check_model(self.model)
+            self.take_over(fresh)
         return self
 
     def take_over(self, fresh: Persistent) -> None:
@@ -283,14 +284,14 @@ class Persistent(ShownAsText, Stateful, Described):
         state = with_prefix(prefix, state_dict)
         state = {name: tensor for name, tensor in state.items() if not name.startswith("model.")}
         if state:  # otherwise it holds a model alone, and the calibration stays
-            with files.refused("the calibration in this state_dict"):
+            with self._lock.turn, files.refused("the calibration in this state_dict"):
                 fresh = self.restored(state, strict)
                 # Weights of an owner may be loaded after this; they are checked when predicting.
                 if "model" in self._modules:
                     weights = with_prefix(f"{prefix}model.", state_dict)
                     assign = metadata.get("assign_to_params_buffers", False)
                     fresh.check_model(self.model, weights, assign)
-            self.take_over(fresh)
+                self.take_over(fresh)
         # What belongs to no module was loaded above.
         loaded = tuple(prefix + part for part in _PARTS)
         rest = {name: t for name, t in state_dict.items() if not name.startswith(loaded)}
