@@ -387,3 +387,12 @@ def test_a_model_that_returns_one_number_per_row_is_monitored(feature: str | Non
         monitor = ffcp.Monitor(predictor.calibrate(x[:40], y[:40]), seed=0)
         tables.append(monitor.update(x[40:], y[40:]).table())
     assert tables[0] == tables[1]
+
+
+def test_a_later_calibration_does_not_change_the_scores_that_are_compared() -> None:
+    x, y = normal(400, 4, seed=0), normal(400, seed=1)
+    predictor = ffcp.FFCP(small_mlp(), "0").calibrate(x[:200], y[:200])
+    monitor = ffcp.Monitor(predictor, seed=0)
+    predictor.calibrate(x[200:], 1e3 * y[200:])
+    scores = predictor.calibration.scores
+    assert not torch.equal(monitor.predictor.calibration.scores, scores)

@@ -77,8 +77,8 @@ class PowerMixture:
     """Bets by powers: a mixture over epsilon of the wealth of bets epsilon * p ** (epsilon - 1).
 
     It grows when p-values become small, that is, when scores become large. The mixture has
-    ``powers`` epsilons, evenly spaced up to 1; the last one never loses, so that wealth stays
-    above 1 / powers. With every bet a share ``jump`` of the wealth is redistributed over all
+    ``powers`` epsilons, evenly spaced up to 1; the last one does not bet, so that wealth falls
+    slowly. With every bet a share ``jump`` of the wealth is redistributed over all
     epsilons, so that a late change is detected about as fast as an early one.
 
     Parameters

@@ -78,7 +78,7 @@ class Monitor(Resumable):
     Parameters
     ----------
     predictor : Predictor
-        A calibrated predictor of intervals or label sets.
+        A calibrated predictor of intervals or prediction sets.
     alpha : float, default=None
         Allowed share of misses, for the report of coverage; 0.1 if neither is given.
     confidence_level : float, default=None
@@ -134,7 +134,8 @@ class Monitor(Resumable):
         self.alpha = requested_alpha(alpha, confidence_level, unknown)
         if not isinstance(predictor, (RegressionPredictor, SetPredictor)):
             raise TypeError(
-                f"'predictor' must return intervals or label sets, got {type(predictor).__name__!r}"
+                "'predictor' must return intervals or prediction sets, got "
+                f"{type(predictor).__name__!r}"
             )
         if not is_number(threshold) or not 1 < threshold < math.inf:
             raise ValueError(
@@ -145,7 +146,7 @@ class Monitor(Resumable):
         predictor.calibrated()
         if is_summary(predictor.calibration):
             raise ValueError("Monitor needs all scores: calibrate without rank_error or compress")
-        self.predictor = predictor
+        self.predictor = predictor.snapshot()  # not a later calibration, with other scores
         self.threshold, self.window, self.seed = float(threshold), window, checked_seed(seed)
         feature = feature if feature is not None else getattr(predictor, "feature", None)
         self.feature = None if feature == OUTPUT else feature
@@ -305,7 +306,10 @@ class Monitor(Resumable):
 
     @property
     def alarms(self) -> dict[str, int | None]:
-        """The row, counted from 0, at which each test raised its alarm, or ``None``."""
+        """The row at which each test raised its alarm, or ``None``.
+
+        Rows are counted from 0, for the test of targets those with a target.
+        """
         with self._lock:
             return {name: test.alarm_row for name, test in self.tests.items()}
 

@@ -386,7 +386,8 @@ class Online(Resumable):
                     break
             else:
                 raise ValueError(
-                    f"row {i} of 'x' was not predicted, or its target has already been passed"
+                    f"row {i} of 'x' was not predicted, or its target has already been passed: "
+                    "call predict_interval(x) before update(x, y), once for each row"
                 )
         return numbers
 
