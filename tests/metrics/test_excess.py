@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from scipy import stats
 
 import ffcp
 from ffcp import metrics
-from ffcp.metrics.excess import excess_of
+from ffcp.metrics.excess import ExcessRisk, excess_of
 
 ROWS = 1500
 
@@ -165,3 +166,9 @@ def test_without_lightgbm_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) ->
     hits, x = drawn(0, lambda x: 0.9)
     with pytest.raises(ImportError, match=r"ffcp\[trees\]"):
         excess_of(hits, x, 0.1)
+
+
+def test_it_is_copied_with_its_interval() -> None:
+    risk = ExcessRisk(0.01, 0.004, rows=1000, confidence=0.9)
+    for again in (pickle.loads(pickle.dumps(risk)), copy.copy(risk)):
+        assert (again, again.low, again.high, again.rows) == (0.01, risk.low, risk.high, 1000)

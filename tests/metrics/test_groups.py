@@ -120,3 +120,9 @@ def test_coverage_of_groups_prints_a_line_for_each() -> None:
     result = metrics.group_coverage((lower, upper), y, groups=[1, 1, 10, 1, 10, 10])
     lines = [" 1: 1.000 [0.439, 1.000] of 3 rows", "10: 0.000 [0.000, 0.561] of 3 rows"]
     assert repr(result).splitlines() == lines
+
+
+def test_strata_of_nearly_equal_lengths_are_all_there() -> None:
+    upper = 1 + 2e-5 * torch.arange(10)
+    found = metrics.size_stratified_coverage((torch.zeros(10), upper), torch.zeros(10), bins=5)
+    assert [share.rows for share in found.groups.values()] == [2] * 5

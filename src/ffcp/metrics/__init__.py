@@ -1,4 +1,4 @@
-"""Metrics of prediction intervals and label sets: coverage, with its uncertainty, and size.
+"""Metrics of prediction intervals and sets: coverage, with its uncertainty, and size.
 
 Functions of intervals take any tuple that starts with ``(lower, upper)``, as tensors or arrays.
 With several outputs a row counts by the share of its outputs that are covered; with ``joint=True``

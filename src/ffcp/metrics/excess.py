@@ -46,6 +46,7 @@ class ExcessRisk(float):
     low: float
     high: float
     rows: int
+    _given: tuple[Any, ...]
 
     def __new__(
         cls, mean: float, standard_error: float, rows: int, confidence: float = 0.95
@@ -54,7 +55,11 @@ class ExcessRisk(float):
         self = super().__new__(cls, mean)
         half = NormalDist().inv_cdf((1 + confidence) / 2) * standard_error
         self.low, self.high, self.rows = mean - half, mean + half, rows
+        self._given = (mean, standard_error, rows, confidence)
         return self
+
+    def __reduce__(self) -> Any:
+        return ExcessRisk, self._given
 
     def __repr__(self) -> str:
         return f"{float(self):.4f} [{self.low:.4f}, {self.high:.4f}]"

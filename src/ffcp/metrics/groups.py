@@ -168,9 +168,9 @@ def size_stratified_coverage(
     known = ~hits.isnan()
     lengths, strata, hits = lengths[known], strata[known], hits[known]
     groups: dict[Hashable, Coverage] = {}
-    for stratum in strata.unique():
+    for place, stratum in enumerate(strata.unique(), 1):
         members = strata == stratum
         shortest, longest = float(lengths[members].min()), float(lengths[members].max())
         share = float(hits[members].mean())
-        groups[f"{shortest:.4g} to {longest:.4g}"] = Coverage(share, int(members.sum()))
+        groups[f"{place}: {shortest:.4g} to {longest:.4g}"] = Coverage(share, int(members.sum()))
     return GroupCoverage(groups)

@@ -151,7 +151,7 @@ def crps(distribution: Any, y: Any, *, missing: bool = False) -> float:
 
     Parameters
     ----------
-    distribution : PredictiveDistribution
+    distribution : Distribution
         Predictive distributions, from ``predict_distribution``.
     y : array-like
         Targets, in the shape of the predictions.

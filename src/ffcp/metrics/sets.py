@@ -1,4 +1,4 @@
-"""Coverage and size of label sets.
+"""Coverage and size of prediction sets.
 
 All functions take a :class:`ffcp.LabelSet`, or a boolean mask of shape (rows, classes).
 """
@@ -25,7 +25,7 @@ def set_coverage(sets: Any, y: Any) -> Coverage:
     Parameters
     ----------
     sets : LabelSet or array-like
-        Label sets, or a mask of shape (n, classes).
+        Prediction sets, or a mask of shape (n, classes).
     y : array-like
         Labels, integers of shape (n,).
 
@@ -44,7 +44,7 @@ def mean_set_size(sets: Any) -> float:
     Parameters
     ----------
     sets : LabelSet or array-like
-        Label sets, or a mask of shape (n, classes).
+        Prediction sets, or a mask of shape (n, classes).
 
     Examples
     --------
@@ -60,7 +60,7 @@ def median_set_size(sets: Any) -> float:
     Parameters
     ----------
     sets : LabelSet or array-like
-        Label sets, or a mask of shape (n, classes).
+        Prediction sets, or a mask of shape (n, classes).
 
     Examples
     --------
@@ -81,7 +81,7 @@ def size_stratified_violation(
     Parameters
     ----------
     sets : LabelSet or array-like
-        Label sets, or a mask of shape (n, classes).
+        Prediction sets, or a mask of shape (n, classes).
     y : array-like
         Labels, integers of shape (n,).
     alpha : float, default=0.1
@@ -116,7 +116,7 @@ def class_coverage(sets: Any, y: Any) -> GroupCoverage:
     Parameters
     ----------
     sets : LabelSet or array-like
-        Label sets, or a mask of shape (n, classes).
+        Prediction sets, or a mask of shape (n, classes).
     y : array-like
         Labels, integers of shape (n,).
 
@@ -138,7 +138,7 @@ def class_coverage_gap(sets: Any, y: Any, alpha: Any = 0.1) -> float:
     Parameters
     ----------
     sets : LabelSet or array-like
-        Label sets, or a mask of shape (n, classes).
+        Prediction sets, or a mask of shape (n, classes).
     y : array-like
         Labels, integers of shape (n,).
     alpha : float, default=0.1
@@ -160,7 +160,7 @@ def singleton_hit_ratio(sets: Any, y: Any) -> Coverage:
     Parameters
     ----------
     sets : LabelSet or array-like
-        Label sets, or a mask of shape (n, classes).
+        Prediction sets, or a mask of shape (n, classes).
     y : array-like
         Labels, integers of shape (n,).
 
