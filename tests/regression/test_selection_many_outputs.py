@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import ffcp
-from tests.conftest import normal
+from tests.conftest import normal, small_mlp
 from tests.core import scores_by_group
 
 OUTPUTS, ROWS = 70, 400
@@ -77,3 +77,15 @@ def test_a_bad_row_has_its_number_in_all_rows(row: int) -> None:
     x[row] = 0
     with pytest.raises(ValueError, match=f"{row}"):
         ffcp.FFCP(model, ["0"]).calibrate(x, y)
+
+
+def test_candidates_are_compared_at_the_level_of_their_thresholds() -> None:
+    model = small_mlp(inputs=5, outputs=2)
+    y = targets(wide(), "input")[:, :2]
+    union = ffcp.FFCP(model, joint="bonferroni", selection_alpha=0.2, seed=0).calibrate(X, y)
+    each = ffcp.FFCP(model, selection_alpha=0.1, seed=0).calibrate(X, y)
+    lengths = [
+        {name: candidate.mean_length for name, candidate in one.choice.candidates.items()}
+        for one in (union, each)
+    ]
+    assert lengths[0] == lengths[1]

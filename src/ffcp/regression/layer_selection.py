@@ -1,4 +1,4 @@
-"""Selection of the scale on rows that do not calibrate, with plain CP among the candidates."""
+"""Selection of the scale on rows that do not calibrate, a constant one among the candidates."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ _MOST_OUTPUTS = 4096  # of a model whose scale is selected
 _NUMBERS = 10**6  # scores of the rows that select; with many outputs, fewer rows
 # A gradient that is the same everywhere gives the intervals of plain CP, up to rounding.
 _TIE = 1 - 1e-6
+_USED = "a constant scale is used, as by CP and CQR"
 
 
 class ScaleSelection(Selection):
@@ -107,7 +108,8 @@ class ScaleSelection(Selection):
             settled = replace(score, output_scales=output_scales[OUTPUT])
             return Selected(settled, aside.calibration, {})
         exact = exact_alpha(aside.alpha)
-        choice = choose(width.cpu(), trials, exact / (2 if side == EACH else 1))
+        thresholds = trials[OUTPUT].scores.shape[1]
+        choice = choose(width.cpu(), trials, aside.alpha_of_each(exact, thresholds))
         choice = replace(choice, alpha=float(exact), side=side)
         name = choice.feature
         warning = why_plain(choice, self.what.removeprefix("the ")) if name == OUTPUT else None
@@ -115,7 +117,7 @@ class ScaleSelection(Selection):
         return Selected(settled, aside.calibration, {"layer": choice}, warning)
 
     def without_rows(self, rows: int, alpha: Any) -> Selected:
-        """Return plain CP without setting rows aside; outputs are not scaled."""
+        """Return a constant scale without setting rows aside; outputs are not scaled."""
         plain = replace(self.score, scale=self.scales[OUTPUT], output_scales=None)
         what = self.what.removeprefix("the ")
         warning = why_no_choice(rows, alpha, what) if self._is_open else None
@@ -233,7 +235,7 @@ def choose(widths: Tensor, trials: Mapping[str, Trial], alpha: Any) -> Choice:
         Widths of the base intervals of these rows (0 for point predictions), shape (n, m).
     trials : dict
         Scores and scales under each candidate; plain CP, ``"output"``, must be among them.
-    alpha : float or sequence of float
+    alpha : float
         Level at which lengths are compared.
 
     Notes
@@ -304,7 +306,7 @@ def _centred_ranks(values: Tensor) -> Tensor:
 
 
 def why_plain(choice: Choice, what: str = "feature") -> str:
-    """Explain why plain CP was selected among features, or among scales of any kind."""
+    """Explain why the constant scale was selected among others."""
     plain = choice.candidates[OUTPUT].mean_length
     others = {
         name: candidate
@@ -313,15 +315,15 @@ def why_plain(choice: Choice, what: str = "feature") -> str:
         if name != OUTPUT and abs(candidate.mean_length - plain) > 1e-6 * abs(plain)
     }
     if math.isnan(plain):
-        return "plain CP is used: no row set aside has all targets, so that none could be compared"
+        return f"{_USED}: no row set aside has all targets, so none could be compared"
     if len(choice.candidates) == 1:
-        return "plain CP is used: no layer of this model passes a gradient to the output"
+        return f"{_USED}: no layer of this model passes a gradient to the output"
     if not others:
-        return f"plain CP is used: at every {what} the scale has the same size for all inputs"
+        return f"{_USED}: at every {what} the scale is the same for all inputs"
     name = min(others, key=lambda key: others[key].mean_length)
     best = others[name]
     return (
-        f"plain CP was chosen: on {choice.rows} rows set aside no {what} "
+        f"{_USED}: on {choice.rows} rows set aside no {what} "
         f"gave {'tighter limits' if choice.side in (LOWER, UPPER) else 'shorter intervals'} "
         f"(best: {name!r} with {choice.what_is_compared} {best.mean_length:.4g} against "
         f"{plain:.4g}). It says little about the noise here: its rank correlation with the "
@@ -332,7 +334,7 @@ def why_plain(choice: Choice, what: str = "feature") -> str:
 def why_no_choice(rows: int, alpha: Any, what: str = "feature") -> str:
     """Explain why nothing was selected."""
     return (
-        f"plain CP is used: {rows} rows are too few to set some aside for selecting the "
-        f"{what}, as alpha={float(exact_alpha(alpha)):g} needs "
+        f"{_USED}: {rows} rows are too few to set some aside for selecting "
+        f"the {what}, as alpha={float(exact_alpha(alpha)):g} needs "
         f"{rows_needed(alpha)} to calibrate. Pass more rows, or name the {what}"
     )
