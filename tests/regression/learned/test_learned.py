@@ -75,6 +75,15 @@ def test_rows_that_taught_are_refused_when_they_come_to_calibrate() -> None:
         predictor.predict_interval(x)
 
 
+@pytest.mark.parametrize("rows", [16, 100])
+def test_few_rows_that_taught_are_refused_too(rows: int) -> None:
+    x, y = data()
+    predictor = ffcp.Learned(small_mlp()).fit(x[:300], y[:300])
+    first = slice(300 - 16, 300 - 16 + rows)  # of which 16 taught
+    with pytest.raises(ValueError, match=r"\b16\b"):
+        predictor.calibrate(x[first], y[first])
+
+
 def test_rows_are_known_again_in_another_order_and_type() -> None:
     x, y = data()
     predictor = ffcp.Learned(small_mlp()).fit(x, y)

@@ -228,10 +228,6 @@ class LearningSelection(Selection):
         wanted = math.ceil(_MISSES / shared_out(self.alpha, self.side, False, 1))
         return LearningDivision(wanted, seed, MOST_ROWS, self.calibrate_rows)
 
-    def prediction(self, output: Tensor) -> Tensor:
-        """Return the point prediction: the output itself."""
-        return output
-
 
 @dataclass(frozen=True)
 class LearnedSelection(LearningSelection):

@@ -139,11 +139,11 @@ class _RepeatedRowCounter(BatchRunner):
     def finish(self, result: Result) -> Counts:
         """Raise ValueError for training rows, unless they are too few to be no coincidence."""
         if self._repeated:
-            share = self._repeated / self._rows
-            error = (share / min(self._rows, len(self._hashes))) ** 0.5
+            share, fewer = self._repeated / self._rows, min(self._rows, len(self._hashes))
             # Data can hold the same row more than once by itself.
             counts = self._hashes.unique(return_counts=True)[1]
             repeated = float(counts[counts > 1].sum()) / len(self._hashes)
+            error = (max(repeated, 1 / fewer) / fewer) ** 0.5
             if share - repeated > max(_EXCESS, _ERRORS * error):
                 raise ValueError(
                     f"{self._repeated} of {self._rows} calibration rows were given to fit as well: "
