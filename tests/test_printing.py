@@ -138,3 +138,16 @@ def test_a_stream_of_several_outputs_names_the_threshold_of_each_line() -> None:
     online.update(X[:1], torch.tensor([[0.0, torch.nan, 0.0]]))
     lines = [line.strip() for line in repr(online).splitlines()[2:]]
     assert [line[: line.index(":")] for line in lines] == ["threshold 0", "threshold 2"]
+
+
+def test_selections_and_levels_print_in_a_line() -> None:
+    predictor = ffcp.CP(MODEL, side="lower").calibrate(X, Y)
+    found = ffcp.conformal_selection(predictor, X, above=-1e6)
+    assert repr(found) == "Discoveries: 300 of 300 rows selected"
+    classifier, labels = nn.Linear(3, 2), (Y > 0).long()
+    risk = ffcp.RiskControl(classifier, "wrong_answers", sets="answers", pac=0.9)
+    risk.calibrate(X, labels)
+    levels = len(risk.certified(0.9).levels)
+    assert repr(risk.certified(0.9)).startswith(f"Certified: {levels} levels; the first is")
+    assert repr(risk.predict_set(X, 0.9)).startswith("Controlled: sets of 300 rows, level")
+    assert repr(risk.certified(1e-3)) == "Certified: no level"

@@ -36,6 +36,10 @@ class Discoveries(NamedTuple):
     selected: Tensor
     p_values: Tensor
 
+    def __repr__(self) -> str:
+        count = int(self.selected.sum())
+        return f"Discoveries: {count:,} of {len(self.selected):,} rows selected"
+
 
 def conformal_selection(
     predictor: Any, x: Any, *, above: Any = None, label: Any = None, fdr: Any = 0.1
@@ -48,7 +52,7 @@ def conformal_selection(
         A calibrated predictor with one threshold for all rows
         (:class:`ffcp.calibrations.Marginal`). For ``above`` one of lower limits,
         ``side="lower"``, with one output: its score falls where the target grows. For ``label``
-        one of label sets.
+        one of prediction sets.
     x : array-like
         All rows to select from, as the model takes them.
     above : float, default=None
@@ -96,7 +100,7 @@ def conformal_selection(
         raise TypeError("give above=, a number that targets are to exceed, or label=")
     if not isinstance(predictor, (RegressionPredictor, SetPredictor)):
         raise TypeError(
-            f"conformal_selection takes a predictor of intervals or of label sets, got "
+            f"conformal_selection takes a predictor of intervals or of prediction sets, got "
             f"{type(predictor).__name__}"
         )
     predictor = predictor.snapshot()
@@ -120,7 +124,7 @@ def conformal_selection(
 def _scores_at(predictor: Any, x: Any, above: Any) -> Tensor:
     """Return the scores of the number that targets are to exceed, (n,)."""
     if not isinstance(predictor, RegressionPredictor):
-        raise TypeError("above= is for prediction intervals: pass label= for label sets")
+        raise TypeError("above= is for prediction intervals: pass label= for prediction sets")
     if predictor.side != LOWER or not isinstance(predictor.calibrated().score, TwoSidedScore):
         raise ValueError(
             f"side={predictor.side!r}: selection needs a score that falls where the target grows. "
@@ -139,7 +143,7 @@ def _scores_at(predictor: Any, x: Any, above: Any) -> Tensor:
 def _p_values_of_other_labels(predictor: Any, x: Any, label: Any) -> Tensor:
     """Return the largest p-value of all labels but one, (n,)."""
     if not isinstance(predictor, SetPredictor):
-        raise TypeError("label= is for label sets: pass above= for intervals")
+        raise TypeError("label= is for prediction sets: pass above= for intervals")
     names = predictor.names or []
     number = names.index(label) if label in names else label
     classes = predictor.classes or 0

@@ -374,7 +374,7 @@ def _tuned(score: RuleScore, rows: LabelRows, labels: Tensor, alpha: Any) -> tun
 def with_other_labels(score: Any) -> Any:
     """Return a copy of the score, or selection, for labels that may be none of the classes."""
     other = copy.copy(score)
-    other.__dict__["other_labels"] = other.__dict__["takes_infinity"] = True
+    other.__dict__["other_labels"] = True
     return other
 
 
@@ -418,8 +418,8 @@ def check_logits(logits: Tensor) -> None:
     """Raise ValueError unless outputs are logits of several classes, (n, K)."""
     if logits.dim() != 2:
         raise ValueError(
-            f"the model's output has shape {tuple(logits.shape)}; label sets need logits of shape "
-            "(n, K) for K classes"
+            f"the model's output has shape {tuple(logits.shape)}; prediction sets need logits "
+            "of shape (n, K) for K classes"
         )
     if logits.shape[1] < 2:
         raise ValueError(
@@ -434,8 +434,8 @@ def refuse_probabilities(logits: Tensor) -> None:
     if bool((logits >= 0).all() and ((logits.double().sum(dim=1) - 1).abs() <= tolerance).all()):
         raise ValueError(
             "the model's output looks like probabilities: all rows are nonnegative and sum to 1. "
-            "Label sets start from logits: return them before the softmax, or torch.log of the "
-            "probabilities"
+            "Prediction sets start from logits: return them before the softmax, or "
+            "torch.log of the probabilities"
         )
 
 

@@ -1,4 +1,4 @@
-"""The predictor of label sets: a label score and a calibration, with predict_set."""
+"""The predictor of prediction sets: a label score and a calibration, with predict_set."""
 
 from __future__ import annotations
 
@@ -283,7 +283,7 @@ class SetPredictor(Predictor):
             Number of the first row, which determines its random numbers.
         """
         self.must_be_settled()
-        buffer = RowBuffer(None)
+        buffer = RowBuffer()
         for out, target in self.targeted(x, y):
             out = self._with_random(out, first_row, self.first_number(out, first_row))
             buffer.add({"scores": self._state.score.score(out, target)[:, 0]})

@@ -1,4 +1,4 @@
-"""Label sets, the prediction sets of a classifier."""
+"""Prediction sets of a classifier."""
 
 from __future__ import annotations
 
@@ -107,6 +107,17 @@ class LabelSet:
             self._ordered = ordered
         return self._ordered
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain lists for JSON: the labels of each set, best first, and how many they are.
+
+        >>> LabelSet(torch.tensor([[True, False, True]]), names=["cat", "dog", "fox"]).to_dict()
+        {'labels': [['cat', 'fox']], 'sizes': [2]}
+        >>> LabelSet(torch.tensor([[True, False, True]])).to_dict()
+        {'labels': [[0, 2]], 'sizes': [2]}
+        """
+        labels = self.labels if self.names is not None else [row.tolist() for row in self.ordered]
+        return {"labels": labels, "sizes": self.sizes.tolist()}
+
     def to_frame(self, index: Any = None) -> Any:
         """Return a pandas frame with the size of each set, its labels, best first, and the mask.
 
@@ -119,7 +130,7 @@ class LabelSet:
             Index of the frame.
         """
         pandas = needed("pandas", "frames", "to_frame()")
-        labels = self.labels if self.names is not None else [row.tolist() for row in self.labels]
+        labels = self.to_dict()["labels"]
         names = [*(self.names or range(self.mask.shape[1] - self.other_labels))]
         names += [OTHER] if self.other_labels else []
         mask = pandas.DataFrame(self.mask.cpu().numpy(), columns=names)

@@ -18,6 +18,7 @@ from ffcp.conformal.rank import exact_alpha, refuse_unknown
 from ffcp.conformal.risk import Losses
 from ffcp.network.inputs import RowBuffer
 from ffcp.network.model_output import Output
+from ffcp.notebooks import number
 from ffcp.predictor import Predictor, steady
 from ffcp.risk.losses import BINARY, NAMED, SETS, SIGMOID, AnyLoss, LossScore, MonotoneLoss
 from ffcp.warnings import warn
@@ -46,10 +47,17 @@ class Controlled(NamedTuple):
     >>> controlled = risk.predict_set(x[:3], alpha=0.1)
     >>> controlled.sets.shape, controlled.level.shape
     (torch.Size([3, 5]), torch.Size([3]))
+    >>> controlled
+    Controlled: sets of 3 rows, level 0.587
     """
 
     sets: Any
     level: Tensor
+
+    def __repr__(self) -> str:
+        levels = [number(float(level)) for level in (self.level.min(), self.level.max())]
+        listed = " to ".join(dict.fromkeys(levels))
+        return f"Controlled: sets of {len(self.level):,} rows, level {listed}"
 
 
 class RiskControl(Predictor):
@@ -150,6 +158,8 @@ class RiskControl(Predictor):
         score: LossScore
         calibration: Calibration
         if pac is None:
+            if binary is not False or correction != FIXED_SEQUENCE:
+                raise ValueError("'binary' and 'correction' need 'pac': pass it, or leave them out")
             if len(losses) > 1:
                 raise ValueError(
                     f"'loss' has {len(losses)} losses, which needs 'pac': pass pac=0.9, for example"
@@ -206,7 +216,7 @@ class RiskControl(Predictor):
             With ``pac``, if no level is certified.
         """
         refuse_unknown(unknown)
-        rows, buffer = self.rows(x), RowBuffer(None)
+        rows, buffer = self.rows(x), RowBuffer()
         if self.pac is not None:
             level = self._certified_level(alpha)
             for out, *_ in self.batch_outputs(rows, groups):
