@@ -55,7 +55,6 @@ def test_a_table_says_what_it_is(name: str) -> None:
     assert table.claim.endswith(".")
     assert {row.column for row in table.rows} == set(table.columns)
     assert table.alpha == (0.05 if name == "split_ablation" else 0.1)
-    assert table.alpha_stated == (name == "split_ablation")
     assert len(table.contradictions) == len(table.notes) > 0
 
 

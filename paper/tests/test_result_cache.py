@@ -53,7 +53,7 @@ def test_no_damaged_entry_is_believed(kind: str) -> None:
     result_cache.keep("bands", KEY, RESULT)
     result_cache.keep_network(KEY, network())
     path = (
-        result_cache.place("bands", KEY, ".json")
+        result_cache.place("bands", {**KEY, **result_cache._VERSIONS}, ".json")
         if kind == "result"
         else result_cache.place("networks", KEY, ".safetensors")
     )
@@ -80,7 +80,7 @@ def test_no_damaged_entry_is_believed(kind: str) -> None:
 
 def test_a_damaged_entry_is_computed_again_with_a_warning() -> None:
     result_cache.keep("bands", KEY, RESULT)
-    path = result_cache.place("bands", KEY, ".json")
+    path = result_cache.place("bands", {**KEY, **result_cache._VERSIONS}, ".json")
     path.write_bytes(path.read_bytes().replace(b"0.25", b"0.24"))  # plausible, and wrong
     with pytest.warns(FFCPWarning, match="cache"):
         assert result_cache.record("bands", KEY, lambda: RESULT) == RESULT

@@ -12,10 +12,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
+import ffcp
 from ffcp_paper.data import cache_files
 from ffcp_paper.data.files import cache_dir
+
+_VERSIONS = {"ffcp": ffcp.__version__, "torch": str(torch.__version__)}  # of results
 
 
 def place(kind: str, key: Mapping[str, Any], suffix: str) -> Path:
@@ -29,7 +33,11 @@ def place(kind: str, key: Mapping[str, Any], suffix: str) -> Path:
 
 
 def known(kind: str, key: Mapping[str, Any]) -> Any:
-    """Return a cached result made of plain values; ``None`` if it is absent or damaged."""
+    """Return a cached result made of plain values; ``None`` if it is absent or damaged.
+
+    Results of other versions of ffcp and torch are absent.
+    """
+    key = {**key, **_VERSIONS}
     path = place(kind, key, ".json")
     data = cache_files.look_up(path)
     if data is None:
@@ -47,6 +55,7 @@ def known(kind: str, key: Mapping[str, Any]) -> Any:
 
 def keep(kind: str, key: Mapping[str, Any], result: Any) -> None:
     """Store a result made of plain values."""
+    key = {**key, **_VERSIONS}
     checksum = cache_files.checksum(json.dumps([key, result]))
     entry = {"sha256": checksum, "key": key, "result": result}
     cache_files.keep(place(kind, key, ".json"), json.dumps(entry).encode())

@@ -148,7 +148,8 @@ def verdict(results: list[list[Result]]) -> str:
     )
     better = "above" if ours > lcp else "not above"
     return (
-        f"Worst group: FFLCP at best {ours:.1%} (split {best}), {better} LCP {lcp:.1%}; "
+        f"Worst group: FFLCP at best {ours:.1%} (split {best}, best on these rows), {better} LCP "
+        f"{lcp:.1%}; "
         f"LCP is {'above' if lcp > cp else 'not above'} CP {cp:.1%}."
     )
 

@@ -7,6 +7,7 @@ the calibration half tune kreg, lam, delta and the temperature, as in the publis
 
 from __future__ import annotations
 
+import hashlib
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -101,6 +102,8 @@ def run(
 
 def _cached_split(name: str, seed: int, alpha: float, outcome: Outputs) -> list[Result]:
     key = {"version": _VERSION, "network": name, "split": seed, "alpha": alpha}
+    for part in (outcome.logits, outcome.norms, outcome.labels):
+        key[f"outputs {len(key)}"] = hashlib.sha256(part.numpy().tobytes()).hexdigest()
     saved = result_cache.record(
         "labels", key, lambda: [asdict(result) for result in _split(outcome, seed, alpha)]
     )

@@ -48,10 +48,6 @@ def write(
     folder: str | Path = "reproduced",
     settings: Settings | None = None,
     progress: Progress = lambda done, total, text: None,
-    *,
-    data: str | None = None,
-    seed: int = 0,
-    alpha: float = 0.1,
 ) -> list[str]:
     """Draw figures and write each as SVG, PNG and JSON, every file atomically.
 
@@ -65,10 +61,6 @@ def write(
         Size of the run, as for the tables, whose networks are used.
     progress
         Called with the estimated seconds done and in total, and a description.
-    data
-        The data set of the figures about scores, or that of :func:`default_data`.
-    seed, alpha
-        Seed of split and network, and miscoverage level.
 
     Returns
     -------
@@ -90,14 +82,13 @@ def write(
         raise ValueError(f"unknown figure {unknown[0]!r}: choose from {', '.join(FIGURES)}")
     chosen = Settings() if settings is None else settings
     wanted = [name for name in FIGURES if name in names] if names else available_figures(chosen)
-    used = default_data(chosen) if data is None else data
     total, done = sum(map(cost, wanted)), 0.0
     for name in wanted:
 
         def report(share: float, text: str, name: str = name, done: float = done) -> None:
             progress(done + min(1.0, share) * cost(name), total, text)
 
-        drawn = FIGURES[name](Request(chosen, used, seed, alpha, report))
+        drawn = FIGURES[name](Request(chosen, default_data(chosen), report=report))
         if not name.startswith(SEGMENTATION) and chosen.rows is not None:
             drawn = replace(drawn, caption=f"{drawn.caption} {_QUICK_NOTE}")
         save(name, drawn, Path(folder))

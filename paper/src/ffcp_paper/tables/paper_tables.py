@@ -1,7 +1,7 @@
 """The paper's tables with our numbers beside them, as plain data.
 
 A table lists the tasks it needs (:func:`tasks`) and is built from their results (:func:`build`);
- :mod:`ffcp_paper.tables.render` writes it. Coverage and other shares are
+:mod:`ffcp_paper.tables.render` writes it. Coverage and other shares are
 fractions in the data; a column marked ``percent`` shows them times 100.
 """
 
