@@ -38,7 +38,7 @@ class OfActivations:
 def scales(model: nn.Sequential, x: Tensor, y: Tensor) -> dict[str, object]:
     """Return the scales to compare: each needs one pass, and FFCP's a backward pass too."""
     linear = [name for name, layer in model.named_children() if isinstance(layer, nn.Linear)]
-    last = linear[-2]  # the last hidden layer
+    last = str(int(linear[-2]) + 1)  # the activations behind the last hidden layer
     with torch.no_grad():
         values: Tensor = model[: int(last) + 1](x)
         residuals: Tensor = (model(x).flatten() - y.flatten()).abs()

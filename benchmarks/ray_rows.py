@@ -204,7 +204,7 @@ def main() -> None:
         print("\nmemory of the largest of 2 workers, MB")
         for count in asked.rows:
             line = f"{count:>12,} rows"
-            for name in (BARE, "predict", "calibrate"):
+            for name in (one for one in (BARE, "predict", "calibrate") if one in todo):
                 todo[name](count, 2)
                 line += f"   {name} {Run.read(folder).memory:.0f}"
             print(line, flush=True)

@@ -2,6 +2,7 @@
 
 Errors grow with the input, and new inputs are shifted by one standard deviation. 200 calibration
 sets of 400 rows; learned density ratios use 300 new inputs and a fifth of the calibration rows.
+Label shift: 2,000 calibration rows and as many new inputs.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 import ffcp
-from benchmarks.timing import show, table
+from benchmarks.timing import show, table, verdict
 
 THREADS, CALLS = 8, 200
 GENERATOR = torch.Generator().manual_seed(0)
@@ -226,7 +226,7 @@ def one_row_at_a_time() -> dict[str, int]:
 if __name__ == "__main__":
     warnings.simplefilter("ignore", ffcp.FFCPWarning)
     torch.set_num_threads(1)
-    report = table(f"{THREADS} threads, {CALLS} calls each", "case", "faults")
+    report = table(f"{THREADS} threads, {CALLS} calls each", "case", "faults", "")
     for what, number in counted().items():
-        report.add_row(what, str(number))
+        report.add_row(what, str(number), verdict(number, 0))
     show(report)

@@ -1,4 +1,4 @@
-"""Networks and splits of the paper with seeds from 100 on, which no table reports."""
+"""The paper's trained networks and splits for given seeds, by default from 100 on."""
 
 from __future__ import annotations
 

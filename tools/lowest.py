@@ -38,5 +38,7 @@ if __name__ == "__main__":
     ):
         # The newest fix of the lowest version: that is what pip would take for name~=version.
         sys.stdout.write(
-            f"{name}=={version}.*\n" if version.count(".") < 2 else f"{name}=={version}\n"
+            f"{name}=={version}{'.0' * (1 - version.count('.'))}.*\n"
+            if version.count(".") < 2
+            else f"{name}=={version}\n"
         )

@@ -43,8 +43,8 @@ class Ratio(NamedTuple):
 def ratio(groups: Sequence[Sequence[float]]) -> Ratio:
     """Average ratios over groups, each the average over its members; all in logarithms.
 
-    The interval is that of the mean of the groups as they are, with what varies inside them
-    (Welch and Satterthwaite); with one member in a group it is unknown.
+    The interval is for the mean over these groups, taken as fixed, with the degrees of freedom of
+    Welch and Satterthwaite; with one member in a group it is unknown.
 
     >>> ratio([[0.5, 2.0], [1.0, 1.0]]).value
     1.0
@@ -133,12 +133,12 @@ def limits(results: Results, times: Timed | None = None) -> Iterator[Limit]:
                 against = ratios(tables, mine, of(name, what))
                 yield from _means(f"{title} / {name}", against, _RETRAINED)
         others = (PROTOTYPE, *PEERS) if what == SCORE else PEERS
-        if worse := clearly_worse(tables, mine, others, what):
-            yield Limit(f"{title}: wholly above 1.00 against prototype or peer", "; ".join(worse),
-                        "nowhere", False)  # fmt: skip
-        elif tables:
-            yield Limit(f"{title}: wholly above 1.00 against prototype or peer", "nowhere",
-                        "nowhere", True)  # fmt: skip
+        paired = paired_ratios(tables, mine, others, what)
+        if not all(math.isnan(one.low) for one in paired.values()):  # one seed has no interval
+            worse = [f"{pair}: {one}" for pair, one in paired.items() if one.low > 1]
+            whom = "prototype or peer" if what == SCORE else "a peer"
+            about = f"{title}: wholly above 1.00 against {whom}"
+            yield Limit(about, "; ".join(worse) or "nowhere", "nowhere", not worse)
     yield from _problems(results)
     yield from _coverages(tables)
     if times is not None:
@@ -149,14 +149,15 @@ def limits(results: Results, times: Timed | None = None) -> Iterator[Limit]:
         yield Limit(about, f"{times.seconds:.1f}", f"{_SECONDS:g}", times.seconds <= _SECONDS)
 
 
-def clearly_worse(results: Results, mine: Number, others: Sequence[str], what: str) -> list[str]:
-    """Return the pairs of data set and method whose paired interval lies wholly above 1."""
-    return [
-        f"{data}, {name}: {one}"
+def paired_ratios(
+    results: Results, mine: Number, others: Sequence[str], what: str
+) -> dict[str, Ratio]:
+    """Return the ratio to each other method on each data set, with its paired interval."""
+    return {
+        f"{data}, {name}": ratio([each])
         for name in others
         for data, each in ratios(results, mine, of(name, what)).items()
-        if (one := ratio([each])).low > 1
-    ]
+    }
 
 
 def _means(title: str, against: Mapping[str, Sequence[float]], limit: float) -> Iterator[Limit]:

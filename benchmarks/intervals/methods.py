@@ -99,14 +99,9 @@ class _Memory:
     """The candidates of Auto for a case, and the one to select, if any."""
 
     case: Case | None = None
-    found: ClassVar[dict[str, dict[str, Any]]] = {}
+    candidates: ClassVar[dict[str, Any]] = {}
     scores: ClassVar[dict[str, Any]] = {}
     taken: str | None = None
-
-    @classmethod
-    def candidates(cls) -> dict[str, Any]:
-        """Return all candidates by name."""
-        return {name: one for part in cls.found.values() for name, one in part.items()}
 
 
 _GROWN = ", from the densest part"  # ends the name of other sets from the same quantiles
@@ -118,9 +113,9 @@ class RememberingSelection(auto.MethodSelection):
 
     def _candidates(self, *given: Any) -> Any:
         parent: Any = super()
-        if "fixed" not in _Memory.found:
-            _Memory.found["fixed"] = dict(parent._candidates(*given))
-        return _Memory.found["fixed"].items()
+        if not _Memory.candidates:
+            _Memory.candidates = dict(parent._candidates(*given))
+        return _Memory.candidates.items()
 
     def select(self, aside: Aside) -> Selected:
         """Select the requested candidate, or the best."""
@@ -129,7 +124,7 @@ class RememberingSelection(auto.MethodSelection):
             return super().select(aside)
         plain = name.removesuffix(_GROWN)
         if plain not in _Memory.scores:
-            _Memory.scores[plain] = _Memory.candidates()[name].make()
+            _Memory.scores[plain] = _Memory.candidates[name].make()
         score = _Memory.scores[plain]
         return Selected(score if plain == name else score.shaped(GROWN), aside.calibration, {})
 
@@ -137,7 +132,7 @@ class RememberingSelection(auto.MethodSelection):
 def _auto(case: Case, criterion: str) -> Made:
     """Make Auto; of both criteria the second finds the candidates that the first has learned."""
     if _Memory.case != case:
-        _Memory.case, _Memory.found, _Memory.scores = case, {}, {}
+        _Memory.case, _Memory.candidates, _Memory.scores = case, {}, {}
     parts = case.parts
     with mock.patch.object(auto, "MethodSelection", RememberingSelection):
         made = ffcp.Auto(case.model, criterion, selection_alpha=ALPHA, seed=case.seed)
@@ -146,7 +141,7 @@ def _auto(case: Case, criterion: str) -> Made:
 
     def candidates() -> dict[str, tuple[float, float]]:
         found = {}
-        for name in _Memory.candidates():
+        for name in _Memory.candidates:
             with mock.patch.object(_Memory, "taken", name):
                 made.calibrate(parts.x_cal, parts.y_cal)
             ends = made.predict_interval(parts.x_test, alpha=ALPHA)
