@@ -42,7 +42,7 @@ def intervals(
 
     Parameters
     ----------
-    interval : Interval or (lower, upper)
+    interval : Interval
         An :class:`ffcp.Interval`.
     x : array-like, default=None
         A number for each row, a column of the input, say; by default the prediction.
@@ -125,7 +125,7 @@ def calibration_curve(interval: Any, y: Any, *, missing: bool = False, ax: Any =
 
     Parameters
     ----------
-    interval : Interval or (lower, upper)
+    interval : Interval
         Intervals, or their ends.
     y : array-like
         Targets, in the shape of the ends.
@@ -164,7 +164,7 @@ def group_coverage(
 
     Parameters
     ----------
-    interval : Interval or (lower, upper)
+    interval : Interval
         As in :func:`ffcp.metrics.group_coverage`.
     y : array-like
         As in :func:`ffcp.metrics.group_coverage`.
@@ -206,7 +206,7 @@ def coverage_by_width(interval: Any, y: Any, *, slices: int = 5, ax: Any = None)
 
     Parameters
     ----------
-    interval : Interval or (lower, upper)
+    interval : Interval
         Intervals, or their ends.
     y : array-like
         Targets, in the shape of the ends.

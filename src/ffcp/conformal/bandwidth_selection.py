@@ -87,7 +87,7 @@ def choose_bandwidth(
         The kernel whose bandwidth it is.
     scores, embedding : Tensor
         Those of the rows set aside: (n, m) and (n, e).
-    alpha : float or sequence of float
+    alpha : float
         Level at which quantiles are compared.
     planned : int
         How many rows will calibrate: with more of them, a neighbourhood may be smaller.

@@ -146,8 +146,8 @@ class Calibration(Described):
             Miscoverage level.
         metadata : dict of Tensor, default=None
             Columns of the new rows.
-        random : Tensor, default=None
-            One uniform random number per new row, for randomised thresholds.
+        random : Draws, default=None
+            Random numbers by row number, ``metadata["row"]``, for randomised thresholds.
         """
         raise NotImplementedError
 

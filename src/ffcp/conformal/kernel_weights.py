@@ -31,16 +31,16 @@ class Surroundings(NamedTuple):
     ----------
     smaller, all_rows : Tensor
         Weight of smaller scores, and of all, without the neighbour that a new row may replace.
-    pushed : Tensor
+    replaced : Tensor
         Weight of smaller scores that a new row replaces where it enters.
-    position : Tensor
+    squared_radius : Tensor
         Squared distance up to which a new row enters.
     """
 
     smaller: Tensor
     all_rows: Tensor
-    pushed: Tensor
-    position: Tensor
+    replaced: Tensor
+    squared_radius: Tensor
 
 
 class Entry(NamedTuple):

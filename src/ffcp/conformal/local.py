@@ -138,7 +138,7 @@ class Local(Calibration):
         if self.guarantee == "random" and not self.kernel.is_density:
             raise ValueError(
                 f"guarantee 'random' draws from the kernel as a density, which "
-                f"{self.kernel.name!r} is not: use guarantee='level', or another kernel"
+                f"{self.kernel.name!r} is not: use guarantee='marginal', or another kernel"
             )
         if self._near.on == FEATURE:
             raise ValueError(

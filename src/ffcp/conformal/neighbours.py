@@ -60,23 +60,23 @@ class NearestWeights:
         if not is_full:
             none = torch.zeros_like(smaller)
             return Surroundings(smaller, none + k, none, torch.full(none.shape, math.inf).double())
-        position = squared.amax(dim=1)
+        radius = squared.amax(dim=1)
         # If several are the farthest, the one is replaced that leaves the larger share.
-        farthest = squared >= (position * (1 - NEARLY))[:, None]
-        pushed = (is_smaller | ~farthest).all(dim=1).long()
-        return Surroundings(smaller - pushed, torch.full_like(smaller, k), pushed, position)
+        farthest = squared >= (radius * (1 - NEARLY))[:, None]
+        replaced = (is_smaller | ~farthest).all(dim=1).long()
+        return Surroundings(smaller - replaced, torch.full_like(smaller, k), replaced, radius)
 
     def entering(self, rows: Tensor, around: Surroundings) -> Callable[[Neighbours, Tensor], Entry]:
         """Return what computes the effect of new rows on the sums around calibration ``rows``."""
         distances = _distances_to(self._embedding, rows)
-        pushed, position = around.pushed[:, None].double(), around.position[:, None]
+        replaced, radius = around.replaced[:, None].double(), around.squared_radius[:, None]
 
         def enter(near: Neighbours, x: Tensor) -> Entry:
             squared, rounding = distances(x)
-            nearly = position * NEARLY + rounding
+            nearly = radius * NEARLY + rounding
             # At the edge a new row may enter or not, by how ties are broken: take the larger share.
-            if_smaller = torch.where(squared <= position + nearly, 1.0, pushed)
-            if_not = torch.where(squared < position - nearly, 0.0, pushed)
+            if_smaller = torch.where(squared <= radius + nearly, 1.0, replaced)
+            if_not = torch.where(squared < radius - nearly, 0.0, replaced)
             return Entry(if_smaller, if_not, 1)
 
         return enter

@@ -31,7 +31,7 @@ class Aside(NamedTuple):
     score : Score
     calibration : Calibration
         Those of the predictor, with what is selected already.
-    alpha : float or sequence of float
+    alpha : float
         The level at which candidates are compared.
     left : int
         How many rows will calibrate, at least.

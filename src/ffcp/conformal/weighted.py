@@ -85,7 +85,7 @@ def weighted_quantile(scores: Tensor, weights: Tensor, own: Any, alpha: Any) -> 
         Scores and their weights, both (n,).
     own : Tensor
         The weight of the new row, or of several, (b,).
-    alpha : float or sequence of float
+    alpha : float
         The miscoverage level.
 
     Examples

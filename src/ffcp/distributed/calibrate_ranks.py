@@ -42,14 +42,15 @@ def calibrate(
     predictor : Predictor
         Constructed with the same arguments and weights in every process.
     x : array-like, frame, tuple, dict or loader
-        As in :meth:`ffcp.predictor.Predictor.calibrate`.
-    y, groups, weights, new : array-like, default=None
-        As in :meth:`ffcp.predictor.Predictor.calibrate`.
-    update : bool, default=False
         As in :meth:`ffcp.predictor.Predictor.calibrate`. Parts may be of any size, even empty.
         Rows that a ``DistributedSampler`` repeats, to give every rank the same number, are left
-        out. ``groups`` and ``weights``, unless they are functions, are those of this rank's rows,
-        as its loader yields them; ``new`` is the same in every process.
+        out.
+    y, groups, weights, new : array-like, default=None
+        As in :meth:`ffcp.predictor.Predictor.calibrate`. ``groups`` and ``weights``, unless they
+        are functions, are those of this rank's rows, as its loader yields them; ``new`` is the
+        same in every process.
+    update : bool, default=False
+        As in :meth:`ffcp.predictor.Predictor.calibrate`.
     rank_error : float, default=None
         Keep and send summaries of the scores, as of :meth:`compress`, with this rank error of the
         final calibration, for example 1e-4. By default every process keeps all scores.

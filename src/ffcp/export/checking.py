@@ -1,7 +1,7 @@
 """The comparison of an exported file with the library: results must agree up to rounding.
 
 The rounding of another machine is estimated on the example: eight times the largest difference
-observed. Intervals are widened by it, and thresholds of label sets raised, so that the file's
+observed. Intervals are widened by it, and thresholds of prediction sets raised, so that the file's
 interval contains the library's.
 """
 

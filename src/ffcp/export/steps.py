@@ -1,4 +1,4 @@
-"""Calibrated predictors as functions of tensors: from inputs to intervals or label sets."""
+"""Calibrated predictors as functions of tensors: from inputs to intervals or prediction sets."""
 
 from __future__ import annotations
 

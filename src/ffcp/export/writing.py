@@ -227,7 +227,7 @@ def _check_random(predictor: Predictor, random: float | None) -> None:
     is_randomized = getattr(predictor.calibrated().score, "randomized", False)
     if random is not None and not (is_randomized and 0 <= random < 1):
         raise ValueError(
-            f"'random' must be None, or in [0, 1) for randomised label sets, got {random}"
+            f"'random' must be None, or in [0, 1) for randomised prediction sets, got {random}"
         )
 
 

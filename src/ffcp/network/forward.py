@@ -293,7 +293,7 @@ def check_rows(
         if not _close(whole, repeated, dtype):
             raise ValueError(
                 "two passes over the same rows disagree: forward is random even in eval mode "
-                "(dropout with training=True?). Make it deterministic; the score of a point must "
+                "(dropout with training=True?). Make it deterministic; the score of a row must "
                 "be a fixed number"
             )
         if not _close(whole[order.to(whole.device)], reordered, dtype):

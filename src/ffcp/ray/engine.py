@@ -64,13 +64,13 @@ def calibrate(
         The column of the target.
     groups, weights : str, default=None
         The column of the group, and of the weight, as in ``predictor.calibrate``.
-    new : Dataset, default=None
-        As in ``predictor.calibrate``.
+    new : array-like or loader, default=None
+        As in ``predictor.calibrate``; it stays in this process.
     update : bool, default=False
         As in ``predictor.calibrate``.
     rank_error : float, default=None
-        As in ``predictor.calibrate``; ``new`` stays in this process. With ``rank_error=1e-4`` the
-        scores of any number of rows take little memory in this process.
+        As in ``predictor.calibrate``. With ``rank_error=1e-4`` the scores of any number of rows
+        take little memory in this process.
     workers : int, default=None
         Number of processes with a copy of the model: by default the number of processors, or of
         GPUs with ``num_gpus=1``.
@@ -108,7 +108,7 @@ def calibrate(
         rank_error=None if error is None else error / 2,
         threads=int(resources.get("num_cpus", 1)) or 1,
     )
-    dataset = dataset.select_columns([*names.all(), *_paths(columns)])
+    dataset = dataset.select_columns([*dict.fromkeys([*names.all(), *_paths(columns)])])
     size = _BATCHES * _rows_at_once(base, names, _first_rows(dataset))
     scored = _mapped(dataset, Scoring, job, size, pool_of(workers, resources))
     with torch.inference_mode(False), _in_order(scored):
@@ -161,7 +161,7 @@ def predict(
     Returns
     -------
     Dataset
-        With ``prediction``, ``lower`` and ``upper``; for label sets ``prediction``, ``labels``
+        With ``prediction``, ``lower`` and ``upper``; for prediction sets ``prediction``, ``labels``
         (best first, names if the predictor has them) and ``size``; for segmentations
         ``prediction`` and ``mask``, for risk control ``sets`` and ``level``. With several levels
         the columns are ``lower_0.1`` and so on. Outputs of several numbers are tensors.

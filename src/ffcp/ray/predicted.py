@@ -1,4 +1,4 @@
-"""Predictions as columns: intervals, label sets, segmentation maps and sets of risk control."""
+"""Predictions as columns: intervals, prediction sets, label maps and sets of risk control."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _columns(result: Any, *names: str) -> Predicted:
 
 
 def _label_columns(sets: LabelSet) -> Predicted:
-    """Return label sets as columns: the best label, all labels and their number."""
+    """Return prediction sets as columns: the best label, all labels and their number."""
     labels = [row if isinstance(row, list) else row.tolist() for row in sets.labels]
     kind = pa.int64() if sets.names is None else pa.string()
     best = [row[0] if row else None for row in labels]

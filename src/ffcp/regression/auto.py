@@ -169,7 +169,8 @@ class MethodSelection(LearningSelection):
             best = min(trials, key=lambda name: getattr(trials[name], self.criterion))
             # The best of many is partly luck: without a significant difference the simplest is
             # selected, or else, among what was learned, the mean of both learners.
-            for name in (self._simplest, *(name for name in tried if name.endswith(_BY[MEAN]))):
+            means = (name for name, candidate in tried.items() if candidate.is_mean)
+            for name in (self._simplest, *means):
                 if not judge.is_clearly_better(tried[best], tried[name], self.criterion):
                     best = name
                     break
@@ -226,8 +227,9 @@ class MethodSelection(LearningSelection):
             out = judge.out._replace(values={CROSS_FITTED: fit.quantiles[used]})
             for shape in FAMILIES:
                 candidate = judge.fixed(CrossFitted(self.features, kind, shape, **config), out)
-                name = _named(f"learned from {source}, by {_BY[kind]}", shape)
-                yield name, candidate._replace(make=partial(make, kind, shape))
+                name, is_mean = f"learned from {source}, by {_BY[kind]}", kind == MEAN
+                candidate = candidate._replace(make=partial(make, kind, shape))
+                yield _named(name, shape), candidate._replace(is_mean=is_mean and shape == CENTRAL)
 
 
 def _named(name: str, shape: str) -> str:
@@ -267,7 +269,7 @@ def _checked(calibration: Calibration | None) -> Calibration:
 class Auto(LearnsFromTraining):
     """Intervals of the best method, selected on rows that do not calibrate.
 
-    Candidates are CP, FFCP at every layer, and quantiles of the residual that are learned from
+    Candidates are CP, FFCP at up to 8 layers, and quantiles of the residual that are learned from
     training rows (:meth:`fit`) and calibration rows together: by boosted trees (``pip install
     'ffcp[trees]'``), by small networks, and as the mean of both, with central sets and with sets
     grown from the densest part.

@@ -168,11 +168,15 @@ def _explained(name: str) -> str:
 
 
 class MethodCandidate(NamedTuple):
-    """A candidate: its intervals on the rows set aside, and how to make its final score."""
+    """A candidate: its intervals on the rows set aside, and how to make its final score.
+
+    ``is_mean``: central sets of the mean of all learners.
+    """
 
     lower: Tensor
     upper: Tensor
     make: Callable[[], IntervalScore]
+    is_mean: bool = False
 
 
 class Comparison:

@@ -129,7 +129,7 @@ class Distribution:
     def sample(self, n: int) -> Tensor:
         """Draw n targets of each row from the finite part: a first dimension of n."""
         if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 1:
-            raise ValueError(f"a sample has a whole number of targets, at least 1, got n={n!r}")
+            raise ValueError(f"'n' must be an integer of at least 1, got n={n!r}")
         n = int(n)  # that of numpy ends at 64 bits
         drawn = Draws(self._entropy, _SAMPLE).uniform(self._numbers, n * self._outputs)
         drawn = drawn.view(len(self), n, self._outputs).movedim(1, 0)

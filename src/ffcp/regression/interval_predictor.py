@@ -133,7 +133,9 @@ class IntervalPredictor(RegressionPredictor):
             side, output_scales = common.pop("side", BOTH), common.pop("output_scales", AUTO)
             score = family(base or Point(), scale, joint, side, output_scales)
         elif base or scale or common.keys() & _OF_SCALED:
-            raise ValueError(f"score= stands in place of base, scale, {', '.join(_OF_SCALED)}")
+            raise ValueError(
+                f"'score' replaces base, scale, {', '.join(_OF_SCALED)}: leave these out"
+            )
         super().__init__(  # type: ignore[misc]
             model, score, calibration, joint=score.joint, side=score.side, **common
         )
@@ -219,7 +221,10 @@ class IntervalPredictor(RegressionPredictor):
         if has_own_thresholds(self.joint) or not isinstance(score, ScaledScore):
             raise ValueError("there are no scales of outputs to learn here: call calibrate(x, y)")
         if score.output_scales != AUTO and not self._has_fitted_output_scales:
-            raise ValueError("the scales were given when the predictor was made")
+            raise ValueError(
+                "'output_scales' was given when the predictor was made: leave it out there, or do "
+                "not call fit_output_scales"
+            )
         alone = replace(score, joint=False, output_scales=None)
         if (selection := alone.selection()) is not None:
             raise RuntimeError(
@@ -269,9 +274,17 @@ class IntervalPredictor(RegressionPredictor):
             picked = torch.from_numpy(np.sort(order[: selection.most_rows]))
             batches = list(self.batches(inputs.take(x, picked), y[picked]))
             out = forward.joined([self._output_of(batch) for batch in batches])
-            target, left = torch.cat([batch.y for batch in batches]), planned or len(y)
-            settings = (self.selection_alpha, left, self.alpha_of_each, lambda: iter(()))
-            selected = selection.select(Aside(out, target, score, calibration, *settings))
+            aside = Aside(
+                out,
+                y=torch.cat([batch.y for batch in batches]),
+                score=score,
+                calibration=calibration,
+                alpha=self.selection_alpha,
+                left=planned or len(y),
+                alpha_of_each=self.alpha_of_each,
+                target_inputs=lambda: iter(()),
+            )
+            selected = selection.select(aside)
         self._given = (score, selected.calibration)
         self._fitted = {**self._fitted, **selected.report}
         if not len(self.calibration):

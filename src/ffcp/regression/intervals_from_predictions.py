@@ -74,7 +74,8 @@ def intervals_from(
     if bool(thresholds.isinf().any()):
         warn(
             f"the interval is infinite: alpha={float(min(levels)):g} needs at least "
-            f"{rows_needed(min(levels))} calibration rows and there are {len(scores)}"
+            f"{rows_needed(min(levels))} calibration rows and there are {len(scores)}: give "
+            "more, or a larger alpha"
         )
     ends = intervals.interval(_ends(base, new), thresholds, new.dtype)
     shape = (len(new), *y.shape[1:])

@@ -209,8 +209,8 @@ def checked_output_scales(output_scales: Any, joint: Joint) -> OutputScales | st
         return None if has_own_thresholds(joint) else output_scales
     if has_own_thresholds(joint):
         raise ValueError(
-            "scales weigh outputs that share one threshold, and here every output has its own: "
-            "leave out output_scales, or take joint=True"
+            "'output_scales' needs outputs that share one threshold, and each has its own: leave "
+            "it out, or pass joint=True"
         )
     try:
         numbers = torch.as_tensor(output_scales, dtype=torch.float64).flatten()
@@ -252,7 +252,8 @@ def with_output_scales(ends: Ends, output_scales: OutputScales) -> Ends:
     outputs = ends.lo.shape[1]
     if len(output_scales) != outputs:
         raise ValueError(
-            f"there are {len(output_scales)} scales, but the model has {outputs} outputs"
+            f"'output_scales' has {len(output_scales)} numbers, but the model has {outputs} "
+            "outputs: pass one per output"
         )
     factors = torch.tensor(output_scales, dtype=ends.lo.dtype, device=ends.lo.device)
     below = ends.scale_lo * factors

@@ -286,7 +286,10 @@ class Localized(IntervalPredictor):
             How many rows will calibrate; by default as many as are given here.
         """
         if self.localizer.bandwidth != AUTO:
-            raise ValueError(f"the bandwidth is given: {self.localizer.bandwidth}")
+            raise ValueError(
+                f"'bandwidth' was given as {self.localizer.bandwidth}: leave out fit_localizer, or "
+                "pass bandwidth='auto'"
+            )
         score, local = self._given
         self._given = (score, replace(local, bandwidth=None))  # type: ignore[call-arg]
         self._fit_calibration(x, y, planned)

@@ -189,7 +189,10 @@ class CandidateScales(Described):
     def __post_init__(self) -> None:
         object.__setattr__(self, "scales", tuple(as_scale(scale) for scale in self.scales))
         if any(getattr(scale, "is_open", False) for scale in self.scales):
-            raise ValueError("a list of scales cannot hold one that is open, to be selected itself")
+            raise ValueError(
+                "each scale of a list must be settled, got one with feature='auto' or several "
+                "layers: name one layer in each"
+            )
         described: list[Any] = []
         for scale in map(describe, self.scales):
             if scale in described:

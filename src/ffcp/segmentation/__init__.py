@@ -1,4 +1,4 @@
-"""Segmentation: label maps as regression targets, and label sets for every pixel.
+"""Segmentation: label maps as regression targets, and prediction sets for every pixel.
 
 The output of a segmentation network is a number for every pixel and class. There are two ways to
 conformal prediction. The paper's: the label map is turned into numbers (:func:`targets`), one per

@@ -1,4 +1,4 @@
-"""Label sets of pixels, and checks of label maps."""
+"""Prediction sets of pixels, and checks of label maps."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def pixel_coverage(mask: Tensor, labels: Any, ignore: int | None = None) -> Tens
     Parameters
     ----------
     mask : Tensor
-        Label sets, (n, classes, height, width).
+        Prediction sets, (n, classes, height, width).
     labels : array-like
         Label maps, (n, height, width).
     ignore : int, default=None

@@ -1,4 +1,4 @@
-"""Estimators of scikit-learn with prediction intervals and label sets (extra ``sklearn``).
+"""Estimators of scikit-learn with prediction intervals and sets (extra ``sklearn``).
 
 Examples
 --------

@@ -264,7 +264,7 @@ class ConformalRegressor(RegressorMixin, _Conformal):  # type: ignore[misc]
         interval = self.predictor_.predict_interval(self.source_.inputs(x), level)
         if isinstance(level, list):
             return interval
-        ends = [end.double().numpy().reshape(-1) for end in (interval.lower, interval.upper)]
+        ends = [end.double().cpu().numpy().reshape(-1) for end in (interval.lower, interval.upper)]
         return self._contained(np.stack(ends, axis=1), ["lower", "upper"], X)
 
 
@@ -381,7 +381,7 @@ class ConformalClassifier(ClassifierMixin, _Conformal):  # type: ignore[misc]
         x, level = self._x(X), self._level(alpha, confidence_level, **unknown)
         sets = self.predictor_.predict_set(self.source_.inputs(x), level)
         other = [ffcp.LabelSet.OTHER] if sets.other_labels else []
-        return self._contained(sets.mask.numpy(), [*map(str, self.classes_), *other], X)
+        return self._contained(sets.mask.cpu().numpy(), [*map(str, self.classes_), *other], X)
 
 
 def _codes(labels: Array, classes: Array) -> Array:

@@ -59,7 +59,7 @@ class NetworkSource:
         """Return the network's outputs: numbers (n,), or logits (n, K)."""
         outs = forward.run_batches(self.model, self.inputs(x), self._requires)
         result = torch.cat([out.output for out in outs])
-        return result.double().numpy()
+        return result.double().cpu().numpy()
 
 
 class StoredWithFeatures(nn.Module):

@@ -97,7 +97,10 @@ class Smooth(Described):
         if self.samples < 1:
             raise ValueError(f"smoothing needs at least one sample, got {self.samples}")
         if isinstance(checked_method(self.method), Smooth):
-            raise TypeError("a Smooth cannot be smoothed again: give its method as another kind")
+            raise TypeError(
+                "'method' of a Smooth cannot be a Smooth: use 'auto', 'exact', 'coloured' or a "
+                "Sketch"
+            )
 
     def __str__(self) -> str:
         return f"smooth({self.sigma:g}, {self.samples}, seed={self.seed}, {self.method})"
