@@ -57,7 +57,7 @@ def the_tail_is_thin(names: dict[str, Any], printed: str) -> None:
 
 
 def summaries_are_small(names: dict[str, Any], printed: str) -> None:
-    assert printed.startswith("100000 points, ")
+    assert printed.startswith("100000 rows, ")
     streamed, merged = names["predictor"].calibration, names["parts"][0].calibration
     assert len(streamed) == len(merged) == 100_000
     assert streamed.rank_error <= 1e-4
