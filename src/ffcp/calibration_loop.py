@@ -19,7 +19,7 @@ from ffcp.conformal.mondrian import by_groups, rows_of_groups
 from ffcp.conformal.rank import rows_needed
 from ffcp.conformal.score import Score
 from ffcp.conformal.selection import Aside, Division, LearningDivision, Selection
-from ffcp.network import forward
+from ffcp.network import forward, inputs
 from ffcp.network.inputs import RowBuffer
 
 NO_WEIGHTS = (
@@ -109,9 +109,10 @@ def calibrate(
         divisions = [one.division(settings.fraction, settings.seed) for one in selections]
         division = max(divisions, key=lambda division: division.most)
         kept = _first_outputs(stream, division.end, run, requires)
-        result, kept = _select(selections, result, kept, division, settings)
+        result, others = _select(selections, result, kept, division, settings)
         score, calibration = result.score, result.calibration
         requires = score.requires().joined(calibration.requires())
+        kept = [part.part(mask, requires.norms) for part, mask in others]
     outputs = chain(kept, ((run(batch, requires), batch.y) for batch in stream))
     filled, infinite = _filled(score, calibration, outputs, rank_error)
     return result._replace(calibration=filled, infinite=infinite)
@@ -200,9 +201,11 @@ class _KeptOutput(NamedTuple):
     out: BatchOutput
     y: Tensor
 
-    def part(self, mask: Tensor) -> _KeptOutput:
-        """Return a copy of some of the rows."""
-        return _KeptOutput(forward.part_of(self.out, mask), self.y[mask])
+    def part(self, mask: Tensor, norms: Iterable[str] | None = None) -> _KeptOutput:
+        """Return some of the rows, with all norms or some."""
+        names = self.out.norms if norms is None else norms
+        out = self.out._replace(norms={name: self.out.norms[name] for name in names})
+        return _KeptOutput(forward.part_of(out, mask), self.y[mask])
 
 
 def _first_outputs(
@@ -213,9 +216,11 @@ def _first_outputs(
     count = 0
     for batch in stream:
         out = run(batch, requires)
-        out = out if requires.input else out._replace(x=None)
-        # A copy: the batch may be a buffer that the user fills again.
-        kept.append(_KeptOutput(out, batch.y).part(torch.ones(len(batch.y), dtype=torch.bool)))
+        # Copies: the batch may be a buffer that the user fills again.
+        x = inputs.take(out.x, torch.arange(len(batch.y))) if requires.input else None
+        values = {name: value.clone() for name, value in out.values.items()}
+        out = out._replace(x=x, output=out.output.clone(), values=values)
+        kept.append(_KeptOutput(out, batch.y.clone()))
         count += len(batch.y)
         if count >= end:
             break
@@ -228,8 +233,11 @@ def _select(
     kept: list[_KeptOutput],
     division: Division | LearningDivision,
     settings: Settings,
-) -> tuple[Result, list[_KeptOutput]]:
-    """Select on some of the rows that were kept; return what was selected, and the other rows."""
+) -> tuple[Result, list[tuple[_KeptOutput, Tensor]]]:
+    """Select on some of the rows that were kept; return what was selected, and the other rows.
+
+    These are batches with masks: what is required of them is known only now.
+    """
     counts = [len(part.y) for part in kept]
     rows, calibration = sum(counts), result.calibration
     labels: list[Any] = []
@@ -244,7 +252,8 @@ def _select(
         if is_short or int(mask.sum()) < max(1, selections[0].fewest_rows):
             score, _, report, warning = selections[0].without_rows(rows, settings.alpha)
             warnings = [warning] if warning else []
-            return result._replace(score=score, report=report, warnings=warnings), kept
+            everything = [(part, torch.ones(len(part.y), dtype=torch.bool)) for part in kept]
+            return result._replace(score=score, report=report, warnings=warnings), everything
     set_aside = int(mask.sum())
     left = rows - set_aside
     if not left or not set_aside:
@@ -271,7 +280,7 @@ def _select(
         report.update(selected.report)
         if selected.warning:
             warnings.append(selected.warning)
-    others = [part.part(~own) for part, own in zip(kept, masks, strict=True) if not bool(own.all())]
+    others = [(part, ~own) for part, own in zip(kept, masks, strict=True) if not bool(own.all())]
     return Result(aside.score, aside.calibration, report, set_aside, warnings, []), others
 
 

@@ -28,6 +28,7 @@ from ffcp.calibration_loop import (
 from ffcp.conformal.calibration import Calibration
 from ffcp.conformal.columns import Columns
 from ffcp.conformal.compressed import compressed
+from ffcp.conformal.density_ratio import ShiftChoice
 from ffcp.conformal.mondrian import by_groups
 from ffcp.conformal.random_numbers import Draws, Stream, checked_seed
 from ffcp.conformal.rank import ONE_LEVEL, exact_alpha
@@ -115,6 +116,12 @@ class Predictor(Persistent):
             "calibration": self._given[1],
             **{name: getattr(self, name) for name in Running.__annotations__},
         }
+
+    @property
+    def shift_choice(self) -> ShiftChoice | None:
+        """How the density ratio was learned, with :class:`ffcp.calibrations.Weighted`."""
+        choice: ShiftChoice | None = self._state.report.get("shift")
+        return choice
 
     def read_target(self, y: Any) -> Tensor:
         """Return targets as a tensor."""

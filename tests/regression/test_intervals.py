@@ -9,7 +9,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from ffcp.regression.intervals import Ends, interval, interval_ends, score
+from ffcp.regression.intervals import Ends, interval_ends, score
 
 numbers = st.floats(-1e12, 1e12, allow_subnormal=False)
 scales = st.floats(1e-6, 1e6)
@@ -27,6 +27,10 @@ def around(centre: float, scale: float) -> Ends:
 
 
 @pytest.mark.long
+def interval(ends: Ends, threshold: torch.Tensor, dtype: torch.dtype) -> tuple:
+    return interval_ends(ends, threshold, threshold, dtype)
+
+
 @given(lo=numbers, hi=numbers, s_lo=scales, s_hi=scales, y=numbers, dtype=types)
 def test_a_target_never_falls_out_of_the_band_of_its_own_score(
     lo: float, hi: float, s_lo: float, s_hi: float, y: float, dtype: torch.dtype

@@ -482,7 +482,7 @@ def test_a_wide_table_takes_no_longer_than_its_cells(monkeypatch: pytest.MonkeyP
     learned_columns = learn(frame, "0")
     assert max(len(column.knots) for column in learned_columns) <= 50
     bands = pd.DataFrame({"prediction": 0.0, "lower": -1.0, "upper": 1.0}, index=frame.index)
-    about = SimpleNamespace(classes=(), group=None, groups=())
+    about = SimpleNamespace(classes=(), group=None, groups=(), side="both")
     made = SimpleNamespace(about=about, columns=[learned_columns])
     found = evaluation.measure(made, bands, frame["0"].to_numpy(), frame, 0.1)
     assert len(found.columns) == 3 * 999

@@ -26,7 +26,6 @@ from ffcp.classification.sets import LabelSet
 from ffcp.classification.tuning import SetChoice
 from ffcp.conformal.calibration import Calibration, as_calibration
 from ffcp.conformal.columns import Columns, joined, take
-from ffcp.conformal.density_ratio import ShiftChoice
 from ffcp.conformal.p_values import tail_counts
 from ffcp.conformal.random_numbers import Draws
 from ffcp.conformal.rank import requested_alpha
@@ -132,12 +131,6 @@ class SetPredictor(Predictor):
         """The report of the selection of the settings, or of the score; None if there was none."""
         choice: SetChoice | ScoreChoice | None = self._state.report.get("sets")
         return choice or self._state.report.get("score")
-
-    @property
-    def shift_choice(self) -> ShiftChoice | None:
-        """The report of the density ratio, with :class:`ffcp.calibrations.Weighted`."""
-        choice: ShiftChoice | None = self._state.report.get("shift")
-        return choice
 
     @property
     def draws(self) -> bool:  # type: ignore[override]

@@ -139,9 +139,8 @@ def part_of(out: BatchOutput, rows: slice | Tensor) -> BatchOutput:
     >>> part_of(whole, slice(2, 4)).rows, part_of(whole, torch.arange(5) > 2).rows
     (range(2, 4), [3, 4])
     """
-    is_all = False
     if isinstance(rows, Tensor) and rows.dtype == torch.bool:
-        is_all, rows = bool(rows.all()), rows.nonzero()[:, 0]
+        rows = slice(None) if bool(rows.all()) else rows.nonzero()[:, 0]
 
     def part(column: Any) -> Any:
         if column is None:
@@ -149,7 +148,7 @@ def part_of(out: BatchOutput, rows: slice | Tensor) -> BatchOutput:
         if isinstance(column, Tensor) or isinstance(rows, slice):
             return column[rows]
         if isinstance(column, range):  # of many rows, in one step
-            return column if is_all else torch.arange(column.start, column.stop)[rows].tolist()
+            return torch.arange(column.start, column.stop)[rows].tolist()
         return [column[number] for number in rows.tolist()]
 
     return out._replace(

@@ -304,17 +304,6 @@ def sides(ends: Ends, y: Tensor) -> tuple[Tensor, Tensor]:
     return -above if ends.is_symmetric else (ends.lo - y) / ends.scale_lo, above
 
 
-def interval(ends: Ends, threshold: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return the ends of the interval of all y whose score is at most ``threshold``.
-
-    >>> one, two = torch.tensor([1.0]), torch.tensor([2.0])
-    >>> ends = Ends(one, one, two, two)
-    >>> interval(ends, torch.tensor(2.0), torch.float32)
-    (tensor([-3.0000]), tensor([5.0000]))
-    """
-    return interval_ends(ends, threshold, threshold, dtype)
-
-
 def interval_ends(
     ends: Ends, below: Tensor, above: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:

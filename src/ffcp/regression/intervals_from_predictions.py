@@ -77,7 +77,7 @@ def intervals_from(
             f"{rows_needed(min(levels))} calibration rows and there are {len(scores)}: give "
             "more, or a larger alpha"
         )
-    ends = intervals.interval(_ends(base, new), thresholds, new.dtype)
+    ends = intervals.interval_ends(_ends(base, new), thresholds, thresholds, new.dtype)
     shape = (len(new), *y.shape[1:])
     lower, upper = (end.reshape(len(levels), *shape) for end in ends)
     centre = base.prediction(new).reshape(shape).clone()  # the caller may write to it

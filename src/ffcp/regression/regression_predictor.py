@@ -15,7 +15,6 @@ from ffcp.batch import BatchOutput
 from ffcp.conformal.calibration import Calibration, as_calibration
 from ffcp.conformal.columns import Columns, joined, prefixed, take
 from ffcp.conformal.compressed import is_summary
-from ffcp.conformal.density_ratio import ShiftChoice
 from ffcp.conformal.mondrian import must_know, pac_quantiles
 from ffcp.conformal.rank import exact_alpha, requested_alphas, rows_needed
 from ffcp.conformal.selection import Selection
@@ -87,12 +86,6 @@ class RegressionPredictor(Predictor):
         support = None if self.support is None else self.support.config()
         own = {"joint": self.joint, "side": self.side, "missing": self.missing}
         return {**super().config(), **own, "support": support}
-
-    @property
-    def shift_choice(self) -> ShiftChoice | None:
-        """How the density ratio was learned, with :class:`ffcp.calibrations.Weighted`."""
-        choice: ShiftChoice | None = self._state.report.get("shift")
-        return choice
 
     def check_target(self, y: Tensor, first_row: int) -> None:
         """Raise ValueError for infinite targets, NaN unless ``missing``, and those off support."""
