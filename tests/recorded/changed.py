@@ -135,8 +135,26 @@ _METRICS = (
     "metrics_of_sets",
 )
 
+_STREAM = (
+    "random localization has a stream of its own: with the same seed it drew the numbers that "
+    "numpy draws for the user"
+)
+_STREAMED = (
+    *(
+        f"{method}_{kernel}_guarantee_random"
+        for method in ("lcp", "fflcp")
+        for kernel in ("gaussian", "laplace", "box")
+    ),
+    "lcp_random_seed_5",
+    "lcp_random_on_input_in_batches",
+    "lcp_auto_bandwidth_guarantee_random",
+)
+_UNION = "candidates are compared at the level of one output, as intervals are then made"
+_STRATA = f"{_WORST}; strata by length are numbered"
+
 CHANGED: dict[str, str] = {
     **dict.fromkeys(_METRICS, _WORST),
+    **dict.fromkeys(_METRICS[:3], _STRATA),
     **dict.fromkeys(_FIXED, _CROSSING),
     **dict.fromkeys(_RANDOM, _BY_ROW),
     **dict.fromkeys(_BANDWIDTH, _DIVISION),
@@ -148,4 +166,7 @@ CHANGED: dict[str, str] = {
         for rest in names.split()
     },
     **dict.fromkeys(_JOINT.split(), _UNITS),
+    **dict.fromkeys(_STREAMED, _STREAM),
+    "fcp_auto_steps_joint_bonferroni": _UNION,
+    "ffcp_auto_choose_joint_bonferroni": _UNION,
 }
