@@ -148,6 +148,6 @@ def test_selections_and_levels_print_in_a_line() -> None:
     risk = ffcp.RiskControl(classifier, "wrong_answers", sets="answers", pac=0.9)
     risk.calibrate(X, labels)
     levels = len(risk.certified(0.9).levels)
-    assert repr(risk.certified(0.9)).startswith(f"Certified: {levels} levels; the first is")
+    assert repr(risk.certified(0.9)).startswith(f"Certified: {levels} levels, the first is")
     assert repr(risk.predict_set(X, 0.9)).startswith("Controlled: sets of 300 rows, level")
-    assert repr(risk.certified(1e-3)) == "Certified: no level"
+    assert repr(risk.certified(1e-3)) == "Certified: 0 levels"

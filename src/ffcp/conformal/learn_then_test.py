@@ -25,7 +25,6 @@ from ffcp.conformal.calibration import Calibration, Traits
 from ffcp.conformal.columns import Columns
 from ffcp.conformal.rank import exact_alpha
 from ffcp.conformal.risk import LOSS_UNIT, loss_sums
-from ffcp.notebooks import number
 
 BONFERRONI, FIXED_SEQUENCE = CORRECTIONS = ("bonferroni", "fixed_sequence")
 
@@ -62,12 +61,8 @@ class Certified(NamedTuple):
     shares: Tensor
 
     def __repr__(self) -> str:
-        count = len(self.levels)
-        if not count:
-            return "Certified: no level"
-        risks = ", ".join(number(risk) for risk in self.risks[0].tolist())
-        first = f"the first is {number(float(self.levels[0]))}, with mean loss {risks}"
-        return f"Certified: {count:,} level{'s' if count > 1 else ''}; {first}"
+        first = f", the first is {float(self.levels[0]):.4g}" if len(self.levels) else ""
+        return f"Certified: {len(self.levels):,} levels{first}"
 
 
 class LossTotals(NamedTuple):

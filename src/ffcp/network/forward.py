@@ -83,6 +83,10 @@ def run_batch(
                 if requires.logits:
                     tap.prediction = as_logits(tap.prediction)
                 output, values = tap.prediction.detach(), tap.values
+                # A model may return its input, which the user may fill again.
+                memory = output.untyped_storage().data_ptr()
+                if any(t.untyped_storage().data_ptr() == memory for _, t in inputs.leaves(x)):
+                    output = output.clone()
                 norms = jacobian.take_norms(frozen, x, tap, inner, requires)
     output = as_logits(output) if requires.logits else output
     arrays.check_finite(output, "the prediction", first_row)

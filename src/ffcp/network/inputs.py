@@ -448,6 +448,9 @@ class RowBuffer:
                 self._tensors[name] = column.detach()
                 continue
             old = self._tensors.get(name, column[:0])
+            if old.shape[1:] != column.shape[1:]:
+                before, now = tuple(old.shape[1:]), tuple(column.shape[1:])
+                raise ValueError(f"{name} is {now} per row, and {before} in earlier batches")
             if end > len(old):
                 size = self.rows or max(end, 2 * len(old))
                 self._tensors[name] = column.new_empty((size, *column.shape[1:]))

@@ -75,13 +75,24 @@ def test_rows_that_taught_are_refused_when_they_come_to_calibrate() -> None:
         predictor.predict_interval(x)
 
 
-@pytest.mark.parametrize("rows", [16, 100])
-def test_few_rows_that_taught_are_refused_too(rows: int) -> None:
+def test_few_rows_are_refused_if_all_of_them_taught() -> None:
     x, y = data()
     predictor = ffcp.Learned(small_mlp()).fit(x[:300], y[:300])
-    first = slice(300 - 16, 300 - 16 + rows)  # of which 16 taught
     with pytest.raises(ValueError, match=r"\b16\b"):
-        predictor.calibrate(x[first], y[first])
+        predictor.calibrate(x[:16], y[:16])
+
+
+@pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")  # that it overfits
+@pytest.mark.parametrize("taught", [10, 50])
+def test_few_different_rows_are_no_overlap(taught: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    few_epochs(monkeypatch, 1)
+    for seed in range(20):
+        values = torch.randint(
+            0, 20, (taught + 200, 1), generator=torch.Generator().manual_seed(seed)
+        )
+        x, y = values.float(), 2.0 * values[:, 0]
+        predictor = ffcp.Learned(nn.Linear(1, 1), on="prediction", seed=0)
+        predictor.fit(x[:taught], y[:taught]).calibrate(x[taught:], y[taught:])
 
 
 def test_rows_are_known_again_in_another_order_and_type() -> None:

@@ -23,6 +23,7 @@ from ffcp.regression.regression_predictor import RegressionPredictor
 # Data can hold equal rows by chance. By how much the share of known rows must exceed that of
 # repeated ones to be an error: this difference, and this many standard errors.
 _EXCESS, _ERRORS = 0.05, 4.0
+_NO_CHANCE = 10  # rows that are not all repeated by chance
 
 
 class TrainingRows(NamedTuple):
@@ -139,12 +140,13 @@ class _RepeatedRowCounter(BatchRunner):
     def finish(self, result: Result) -> Counts:
         """Raise ValueError for training rows, unless they are too few to be no coincidence."""
         if self._repeated:
-            share, fewer = self._repeated / self._rows, min(self._rows, len(self._hashes))
+            share = self._repeated / self._rows
+            error = (share / min(self._rows, len(self._hashes))) ** 0.5
             # Data can hold the same row more than once by itself.
             counts = self._hashes.unique(return_counts=True)[1]
             repeated = float(counts[counts > 1].sum()) / len(self._hashes)
-            error = (max(repeated, 1 / fewer) / fewer) ** 0.5
-            if share - repeated > max(_EXCESS, _ERRORS * error):
+            are_all = share == 1 and repeated < 0.5 and self._rows >= _NO_CHANCE
+            if are_all or share - repeated > max(_EXCESS, _ERRORS * error):
                 raise ValueError(
                     f"{self._repeated} of {self._rows} calibration rows were given to fit as well: "
                     "their residuals were learned, so intervals would cover too "
