@@ -415,8 +415,11 @@ def test_a_search_that_is_stopped_goes_on(tmp_path: Path, monkeypatch) -> None:
 def test_a_record_of_something_else_is_not_taken(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("FFCP_CACHE", str(tmp_path))
     result_cache.keep("epochs", {"seed": 0}, 7)
-    place = result_cache.place("epochs", {"seed": 0}, ".json")
-    place.replace(result_cache.place("epochs", {"seed": 1}, ".json"))  # as if the hashes were equal
+    place, other = (
+        result_cache.place("epochs", {"seed": seed, **result_cache._VERSIONS}, ".json")
+        for seed in (0, 1)
+    )
+    place.replace(other)  # as if the hashes were equal
     assert result_cache.known("epochs", {"seed": 1}) is None
     assert result_cache.record("epochs", {"seed": 1}, lambda: 8) == 8
     assert result_cache.known("epochs", {"seed": 1}) == 8

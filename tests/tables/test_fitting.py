@@ -151,8 +151,8 @@ def test_a_target_at_the_end_of_the_support_is_in_intervals_that_end_there(seed:
 @pytest.mark.heavy
 def test_rows_that_could_not_be_predicted_do_not_calibrate() -> None:
     frame = houses(600).astype({"rooms": object})
-    unread = np.random.default_rng(0).permutation(600)[:29]  # at most a twentieth
-    frame.loc[unread, "rooms"] = [f"about {number}" for number in range(29)]
+    unread = np.random.default_rng(7).permutation(600)[:18]  # at most a twentieth
+    frame.loc[unread, "rooms"] = [f"about {number}" for number in range(18)]
     fitted = quick_fit(frame, "price")
     rows = fitted.about.rows
     assert rows["calibration"] + rows.get("method selection", 0) < 150
