@@ -84,7 +84,9 @@ METHODS = {
 @pytest.mark.heavy
 @pytest.mark.filterwarnings("ignore::ffcp.FFCPWarning")
 @pytest.mark.parametrize("grouped", [False, True])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method", ["CP", "FFCP", "CQR", "Learned", pytest.param("Auto", marks=pytest.mark.slow)]
+)
 def test_the_true_ratio_covers_where_equal_weights_do_not(
     method: str, grouped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
