@@ -39,7 +39,7 @@ from ffcp_paper.experiments.tasks import (
 from ffcp_paper.tables import claims, paper_tables, printed, render
 from ffcp_paper.training.regression import train_as_published, train_quantiles
 
-pytestmark = pytest.mark.heavy
+pytestmark = [pytest.mark.heavy, pytest.mark.xdist_group("reproduce")]  # one fixture for all
 
 TINY = Settings(
     seeds=2, epochs=1, rows=300, only=("synthetic",), networks=("digits",), splits=1, rounds=1

@@ -139,7 +139,7 @@ def covered_words(sets: list[list[str]], y: Array, classes: Sequence[str]) -> Ar
     return np.array([label in found for label, found in zip(truth, sets, strict=True)])
 
 
-@pytest.mark.parametrize("new", [0.0, 0.2])
+@pytest.mark.parametrize("new", [pytest.param(0.0, marks=pytest.mark.slow), 0.2])
 def test_ffcp_fit_and_predict_cover_new_rows_through_files(new: float, tmp_path: Path) -> None:
     pytest.importorskip("tabm")
     commands, many, ones, sizes = Commands(tmp_path), [], [], []

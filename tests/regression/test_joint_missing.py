@@ -184,7 +184,7 @@ MAKERS = {
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("share", [0.2, 0.6])
+@pytest.mark.parametrize("share", [0.2, pytest.param(0.6, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("joint", JOINTS)
 @pytest.mark.parametrize("name", MAKERS)
 def test_promised_outputs_are_covered_at_once(
